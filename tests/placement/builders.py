@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from aliquot.placement.core.allocations import Allocations
 from aliquot.placement.core.demand import Demand, Gang, Kind
 from aliquot.placement.core.snapshot import NodeHardware, empty
+from aliquot.placement.core.wishes import Wishes
 
 GIB = 1 << 30
 MINIMA = st.sampled_from([0.0, 0.0, 26.1, 100.0])
@@ -42,8 +45,24 @@ def node_specs() -> st.SearchStrategy[list[NodeHardware]]:
         strength=st.sampled_from([0.0, 26.1, 286.3]),
         rank=st.sampled_from([None, 0.0, 1.0]),
         unhealthy=st.sampled_from([frozenset(), frozenset(), frozenset({0})]),
+        uuids=st.sampled_from([("GPU-a1", "GPU-a2", "GPU-b"), ("GPU-b", "GPU-c", "GPU-d")]),
     )
-    return st.lists(one, min_size=1, max_size=3)
+    named = one.map(lambda spec: replace(spec, uuids=spec.uuids[: spec.gpus]))
+    return st.lists(named, min_size=1, max_size=3)
+
+
+def wishes() -> st.SearchStrategy[Wishes | None]:
+    gpus = st.sampled_from([frozenset(), frozenset(), frozenset({"GPU-a"}), frozenset({"GPU-b"})])
+    labels = st.sampled_from(["", "", "x", "y"])
+    some = st.builds(
+        Wishes,
+        named=gpus,
+        excluded=gpus,
+        label=labels,
+        beside=labels,
+        apart_from=st.sampled_from([frozenset(), frozenset(), frozenset("x"), frozenset("xy")]),
+    )
+    return st.one_of(st.none(), some)
 
 
 def demands() -> st.SearchStrategy[Demand]:
@@ -58,12 +77,14 @@ def demands() -> st.SearchStrategy[Demand]:
         models=st.sampled_from([frozenset(), frozenset({"T4"})]),
         thrifty=st.booleans(),
         min_strength=MINIMA,
+        wishes=wishes(),
     )
     entire = st.builds(
         Demand,
         gpus=st.integers(1, 3),
         cpu_milli=st.sampled_from([0, 2000]),
         min_strength=MINIMA,
+        wishes=wishes(),
     )
     none = st.just(Demand(gpus=0, kind=Kind.FREE, milli=0, cpu_milli=2000))
     return st.one_of(part, entire, none)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, stateful
@@ -15,10 +18,18 @@ from aliquot.placement.core.allocations import Allocations, Bundle
 from aliquot.placement.core.demand import Demand, Gang, Kind, Placement, Running
 from aliquot.placement.core.fit import lacks_of
 from aliquot.placement.core.snapshot import NodeHardware, empty
+from aliquot.placement.core.wishes import Wishes
 from aliquot.placement.gangs.domains import capacity
 from aliquot.placement.gangs.plan import plan_gang
 from placement.builders import demands, node_specs
-from placement.oracle import can_place, machines, placements, true_lacks
+from placement.oracle import (
+    all_labels,
+    can_be_placed_so,
+    can_place,
+    machines,
+    placements,
+    true_lacks,
+)
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -38,9 +49,9 @@ class Events(RuleBasedStateMachine):
 
     @rule(target=held, demand=demands())
     def request(self, demand: Demand) -> int:
-        possible = any(True for _ in placements(self.allocations, demand))
+        possible = set(placements(self.allocations, demand))
         placement = self.chooser.place(demand)
-        assert (placement is not None) == possible
+        assert (placement in possible) if possible else placement is None
         return self._hold([] if placement is None else [(placement, demand)])
 
     @rule(target=held, members=st.lists(demands(), min_size=1, max_size=3))
@@ -51,6 +62,7 @@ class Events(RuleBasedStateMachine):
         assert plan_gang(Allocations(before), one, self.by, seed=1) == placed
         assert np.array_equal(before.milli_free, self.allocations.milli_free)
         assert (placed is not None) == can_place(self.allocations, members)
+        assert placed is None or can_be_placed_so(self.allocations, members, placed)
         pairs = list(zip(placed or (), members, strict=False))
         assert len(pairs) in (0, len(members))
         for placement, demand in pairs:
@@ -70,8 +82,9 @@ class Events(RuleBasedStateMachine):
         assert sum(count for _, count in said.lacks) == refused
         lacks = lacks_of(self.allocations, demand)
         assert {node for node, lack in enumerate(lacks) if lack is None} == fits
-        for machine, lack in zip(machines(self.allocations), lacks, strict=True):
-            assert lack == next(iter(true_lacks(machine, demand)), None)
+        every = machines(self.allocations)
+        for machine, lack in zip(every, lacks, strict=True):
+            assert lack == next(iter(true_lacks(machine, demand, all_labels(every))), None)
 
     @rule(demand=demands())
     def the_remembered_is_the_fresh(self, demand: Demand) -> None:
@@ -99,6 +112,26 @@ class Events(RuleBasedStateMachine):
         ):
             strength = self.allocations.hardware.strength[placement.node]
             assert not placement.gpus or strength >= demand.min_strength
+
+    @invariant()
+    def no_slice_is_beside_one_that_it_avoids(self) -> None:
+        on_gpu: dict[tuple[int, int], list[Wishes]] = {}
+        for placement, demand in (
+            pair for pairs in getattr(self, "alive", {}).values() for pair in pairs
+        ):
+            wishes = demand.wishes or Wishes()
+            for gpu in placement.gpus:
+                uuid = self.allocations.hardware.uuids[placement.node][gpu]
+                assert not wishes.named or uuid.startswith(tuple(wishes.named))
+                assert not uuid.startswith(tuple(wishes.excluded))
+                on_gpu.setdefault((placement.node, gpu), []).append(wishes)
+        for there in on_gpu.values():
+            for one, other in permutations(there, 2):
+                assert not other.label or other.label not in one.apart_from
+        for at, there in on_gpu.items():
+            told = [(one.label, one.apart_from) for one in self.allocations.marks.on(*at)]
+            left = [(one.label, one.apart_from) for one in there if one.label or one.apart_from]
+            assert Counter(told) == Counter(left)
 
     @invariant()
     def nothing_is_over(self) -> None:
@@ -149,14 +182,17 @@ def test_every_lack_that_is_named_is_true_and_the_most_lasting(
     chooser = Chooser(allocations, strategy("random", allocations.hardware))
     for one in stream:
         chooser.place(one)
-    for machine, lack in zip(machines(allocations), lacks_of(allocations, demand), strict=True):
-        assert lack == next(iter(true_lacks(machine, demand)), None)
+    every = machines(allocations)
+    for machine, lack in zip(every, lacks_of(allocations, demand), strict=True):
+        assert lack == next(iter(true_lacks(machine, demand, all_labels(every))), None)
 
 
 @QUICK
 @given(nodes=node_specs(), demand=demands())
 def test_capacity_is_how_many_really_fit(nodes: list[NodeHardware], demand: Demand) -> None:
     if not (demand.gpus and (demand.milli or demand.gpu_bytes or demand.cpu_milli)):
+        return
+    if demand.wishes and demand.wishes.joins_itself:  # the first decides where the others may go
         return
     allocations = Allocations(empty(nodes))
     for number, room in enumerate(capacity(allocations, demand)):
@@ -201,9 +237,11 @@ def test_equal_pictures_have_equal_fingerprints(
     allocations.take_all(Bundle.of(allocations.hardware, taken))
     assert allocations.fingerprint == Allocations(full).fingerprint
     assert np.array_equal(allocations.kind, full.kind)
+    assert allocations.marks == full.marks
     allocations.give_all(Bundle.of(allocations.hardware, taken))
     assert allocations.fingerprint == known
     assert (allocations.kind == Kind.FREE).all()
+    assert not allocations.marks
     assert np.array_equal(allocations.bytes_free, empty(nodes).bytes_free)
 
 

@@ -84,7 +84,7 @@ def plan_moves(allocations: Allocations, demand: Demand, held: Sequence[Held]) -
     for one in held:
         by_node.setdefault(one.placement.node, []).append(one)
     lacks = lacks_of(allocations, demand)
-    never = (Lack.MODEL, Lack.WEAK, Lack.TOO_FEW, Lack.TOO_SMALL, Lack.CPU, Lack.RAM)
+    never = (Lack.MODEL, Lack.WEAK, Lack.TOO_FEW, Lack.NAMED, Lack.TOO_SMALL, Lack.CPU, Lack.RAM)
     nodes = [node for node, lack in enumerate(lacks) if lack not in never]
     offers = [
         offer
@@ -147,11 +147,24 @@ def _fits_without(
     taken = [allocations.hardware.taken_of_each(gpu[0], one.demand) for one in leaving]
     milli = int(allocations.milli_free[gpu]) + sum(one[0] for one in taken)
     left = int(allocations.bytes_free[gpu]) + sum(one[1] for one in taken)
+    if demand.wishes is not None and not _is_welcome_without(allocations, demand, gpu, leaving):
+        return False
     is_free = int(allocations.holders[gpu]) == len(leaving)
     if demand.kind is Kind.WHOLE:
         return is_free and milli == WHOLE_MILLI and left >= demand.gpu_bytes
     usable = is_free or int(allocations.kind[gpu]) == demand.kind
     return usable and milli >= demand.milli and left >= demand.gpu_bytes
+
+
+def _is_welcome_without(
+    allocations: Allocations, demand: Demand, gpu: tuple[int, int], leaving: Sequence[Held]
+) -> bool:
+    """Whether a demand's wishes leave a GPU after these slices have moved away."""
+    marks, wishes = allocations.marks.copy(), demand.wishes
+    for one in leaving:
+        if one.demand.wishes is not None and one.demand.wishes.mark is not None:
+            marks.remove(gpu[0], gpu[1:], one.demand.wishes.mark)
+    return wishes is None or marks.allows(wishes, allocations.hardware.uuids, *gpu)
 
 
 def _carry_out(allocations: Allocations, demand: Demand, offer: _Offer) -> Moves | None:

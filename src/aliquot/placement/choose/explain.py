@@ -101,8 +101,9 @@ def _most_there_is(lack: Lack | None, demand: Demand, hardware: Hardware, nodes:
         return f"{lack} (there are: {there})" if there else "they do not name their GPU model"
     if lack is Lack.WEAK:
         return weaker_than_asked(demand.min_strength, float(hardware.strength[nodes].max()))
-    if lack is Lack.TOO_FEW:
-        return f"{lack} (there are {int(hardware.gpu_count[nodes].max())} at most)"
+    if lack in {Lack.NAMED, Lack.TOO_FEW}:
+        there = f"there are {int(hardware.gpu_count[nodes].max())} at most"
+        return f"{lack} ({there if lack is Lack.TOO_FEW else demand.wishes})"
     if lack is Lack.TOO_SMALL:
         return _amount("GPU memory", demand.gpu_bytes, hardware.gpu_bytes[nodes], format_bytes)
     if lack is Lack.RAM:

@@ -4,6 +4,8 @@
 - `demand`: what a worker and a gang ask for, and where they are placed.
 - `fit`: which nodes and GPUs fit a demand, and what the others lack.
 - `links`: how well GPUs of a node are linked, and the best-linked sets of them.
+- `marks`: the marks of slices on GPUs, and which GPUs the wishes of a demand leave.
 - `snapshot`: nodes and GPUs as read-only arrays.
 - `topology`: how near the members of a gang are, by links, racks and blocks.
+- `wishes`: which GPUs a demand may use by name, and which slices may be beside it.
 """

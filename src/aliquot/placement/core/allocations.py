@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aliquot.placement.core.demand import Running
+    from aliquot.placement.core.marks import Marks
     from aliquot.placement.core.snapshot import Hardware, Ints, NodeHardware
+    from aliquot.placement.core.wishes import Mark
 
 _64_BITS = (1 << 64) - 1
 _FREE = int(Kind.FREE)  # numpy is slow with an enum's members
@@ -34,12 +36,16 @@ class OverallocatedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeFree:
-    """For each GPU of a node: what is free, its kind of use, and how many hold it."""
+    """For each GPU of a node: what is free, its kind of use, how many hold it, and their marks.
+
+    No `marks` at all: there are none.
+    """
 
     milli: tuple[int, ...]
     bytes: tuple[int, ...]
     kind: tuple[Kind, ...]
     holders: tuple[int, ...]
+    marks: tuple[tuple[Mark, ...], ...] = ()
 
 
 class Allocations:
@@ -56,13 +62,15 @@ class Allocations:
         self.hardware: Hardware = source.hardware
         for name in CHANGING:
             setattr(self, name, getattr(source, name).copy())
+        self.marks: Marks = source.marks.copy()
         self._changes: list[int] = []
         self._first_change = 0
         self._fingerprint = fingerprint
 
     def snapshot(self) -> Snapshot:
         """A snapshot of it."""
-        return Snapshot(self.hardware, **{name: getattr(self, name).copy() for name in CHANGING})
+        free = {name: getattr(self, name).copy() for name in CHANGING}
+        return Snapshot(self.hardware, **free, marks=self.marks.copy())
 
     def copy(self) -> Allocations:
         """Another working copy, for what may be thrown away."""
@@ -99,7 +107,12 @@ class Allocations:
             return False
         if not self.hardware.suits(node, demand):
             return False
-        return all(self._gpu_fits(node, gpu, demand) for gpu in placement.gpus)
+        wishes = demand.wishes
+        return all(
+            self._gpu_fits(node, gpu, demand)
+            and (wishes is None or self.marks.allows(wishes, self.hardware.uuids, node, gpu))
+            for gpu in placement.gpus
+        )
 
     def _gpu_fits(self, node: int, gpu: int, demand: Demand) -> bool:
         kind = int(self.kind[node, gpu])
@@ -164,10 +177,11 @@ class Allocations:
 
     def free_on(self, nodes: Ints) -> FreeOnNodes:
         """What is free on these nodes."""
-        return FreeOnNodes(nodes, **{name: getattr(self, name)[nodes] for name in CHANGING})
+        free = {name: getattr(self, name)[nodes] for name in CHANGING}
+        return FreeOnNodes(nodes, **free, marks=self.marks.of(nodes.tolist()))
 
     def lower_to(self, other: FreeOnNodes) -> None:
-        """Reduce what is free to what is free in `other` too."""
+        """Reduce what is free to what is free in `other` too, a later moment or the same."""
         nodes = other.nodes
         kind = self.kind[nodes]
         neither = (kind != _FREE) & (other.kind != _FREE) & (kind != other.kind)
@@ -178,6 +192,7 @@ class Allocations:
         self.ram_free[nodes] = np.minimum(self.ram_free[nodes], other.ram_free)
         self.kind[nodes] = np.maximum(kind, other.kind)
         self.holders[nodes] = np.maximum(self.holders[nodes], other.holders)
+        self.marks.add_later(other.marks)
         self._fingerprint = None
         self._note(*nodes.tolist())
 
@@ -211,6 +226,7 @@ class Allocations:
         ):
             mine[node] = 0
             mine[node, : len(now)] = now
+        self.marks.set_node(node, free.marks)
         self.milli_free[node, gone] = self.bytes_free[node, gone] = ABSENT
         if self._fingerprint is not None:
             more = self._row_number(node) - before
@@ -230,6 +246,9 @@ class Allocations:
         self.milli_free[bundle.gpus] -= sign * bundle.milli
         self.bytes_free[bundle.gpus] -= sign * bundle.bytes
         self.holders[bundle.gpus] += sign * bundle.holders
+        for placement, mark in bundle.marks:
+            change = self.marks.add if sign > 0 else self.marks.remove
+            change(placement.node, placement.gpus, mark)
         self._fingerprint = None
         self._note(*bundle.nodes.tolist())
 
@@ -244,6 +263,9 @@ class Allocations:
             self.bytes_free[node, gpu] -= sign * size
             self.holders[node, gpu] += sign
             self.kind[node, gpu] = kind if self.holders[node, gpu] else free
+        if demand.wishes is not None and demand.wishes.mark is not None:
+            change = self.marks.add if sign > 0 else self.marks.remove
+            change(node, placement.gpus, demand.wishes.mark)
         if self._fingerprint is not None:
             columns = sum(placement.gpus) + len(placement.gpus)
             less = demand.cpu_milli + demand.ram_bytes + columns * (milli - 1)
@@ -270,11 +292,12 @@ class FreeOnNodes:
     holders: Ints
     cpu_free: Ints
     ram_free: Ints
+    marks: Marks
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What many placements take, added up by node and by GPU."""
+    """What many placements take, added up by node and by GPU; and the marks that they leave."""
 
     nodes: Ints
     cpu: Ints
@@ -284,17 +307,21 @@ class Bundle:
     bytes: Ints
     holders: Ints
     kind: Ints
+    marks: tuple[tuple[Placement, Mark], ...]
 
     @classmethod
     def of(cls, hardware: Hardware, gangs: Iterable[Running]) -> Bundle:
         """Of gangs where they run, or will."""
         by_node: dict[int, list[int]] = {}
         by_gpu: dict[tuple[int, int], list[int]] = {}
+        marks: list[tuple[Placement, Mark]] = []
         for one in gangs:
             for placement, demand in zip(one.placements, one.gang.members, strict=True):
                 node = by_node.setdefault(placement.node, [0, 0])
                 node[0] += demand.cpu_milli
                 node[1] += demand.ram_bytes
+                if demand.wishes is not None and demand.wishes.mark is not None:
+                    marks.append((placement, demand.wishes.mark))
                 milli, size = hardware.taken_of_each(placement.node, demand)
                 for number in placement.gpus:
                     gpu = by_gpu.setdefault((placement.node, number), [0, 0, 0, int(demand.kind)])
@@ -315,6 +342,7 @@ class Bundle:
             bytes=gpus[:, 1],
             holders=gpus[:, 2],
             kind=gpus[:, 3],
+            marks=tuple(marks),
         )
 
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING
 
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.strength import format_strength
 from aliquot.model.units import format_bytes
+
+if TYPE_CHECKING:
+    from aliquot.placement.core.wishes import Wishes
 
 WHOLE_MILLI = 1000
 
@@ -42,7 +46,7 @@ class Demand:
     `milli` and `gpu_bytes` are taken of each of `gpus` different GPUs; a WHOLE one takes all of
     both. No `models` means any, and a GPU weaker than `min_strength` does not fit. `thrifty` work
     (experiments, inference) prefers GPUs that are already sliced, then weaker models. Other work
-    that takes whole GPUs prefers stronger models.
+    that takes whole GPUs prefers stronger models. `wishes` choose GPUs by name and by neighbours.
     """
 
     gpus: int = 1
@@ -54,6 +58,7 @@ class Demand:
     models: frozenset[str] = field(default_factory=frozenset)
     thrifty: bool = False
     min_strength: float = 0.0
+    wishes: Wishes | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or min(self.gpu_bytes, self.cpu_milli, self.ram_bytes) < 0:
@@ -93,6 +98,8 @@ class Demand:
         on = f" of {' or '.join(sorted(self.models))}" if self.models else ""
         if self.min_strength:
             on += f" with strength {format_strength(self.min_strength)} or more"
+        if self.wishes is not None and str(self.wishes):
+            on += f" {self.wishes}"
         with_cpu = f" with {self.cpu_milli / 1000:g} CPU" if self.cpu_milli else ""
         return f"{count} ({part}){on}{with_cpu}"
 

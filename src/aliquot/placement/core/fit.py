@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
+from aliquot.placement.core.wishes import Wishes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,12 +27,14 @@ class Lack(StrEnum):
     MODEL = "another GPU model"
     WEAK = "GPUs that are weaker than asked for"
     TOO_FEW = "fewer GPUs than asked for"
+    NAMED = "too few of the GPUs that it may use"
     TOO_SMALL = "GPUs with less memory than asked for"
     CPU = "not enough CPU free"
     RAM = "not enough memory of the node free"
     SHARED = "not enough free on sliced or unused GPUs, and shared ones take no slices"
     SLICED = "not enough free on shared or unused GPUs, and sliced ones take no shares"
     GPU = "not enough free on enough GPUs"
+    NEIGHBOURS = "not enough free on GPUs with neighbours that it may have"
     TAKEN_OUT = "excluded: the request must be near, or away from, other work"
 
 
@@ -53,6 +56,7 @@ class Rows:
     size_left: Ints
     cpu: Ints
     ram: Ints
+    source: Allocations
 
 
 def rows_of(allocations: Allocations, index: Ints) -> Rows:
@@ -83,6 +87,7 @@ def _rows(allocations: Allocations, index: Ints, part: Ints | slice) -> Rows:
         size_left=sizes_left(milli, left, total[:, None]),
         cpu=allocations.cpu_free[part],
         ram=allocations.ram_free[part],
+        source=allocations,
     )
 
 
@@ -107,9 +112,19 @@ def gpus_that_fit(rows: Rows, demand: Demand) -> Bools:
     """Which GPUs can give one part of the demand, whatever their node's CPU."""
     enough = rows.bytes >= demand.gpu_bytes
     if demand.kind is Kind.WHOLE:
-        return np.asarray(rows.free & (rows.milli == WHOLE_MILLI) & enough)
-    usable = rows.free | (rows.kind == demand.kind)
-    return np.asarray(rows.present & usable & (rows.milli >= demand.milli) & enough)
+        fits = rows.free & (rows.milli == WHOLE_MILLI) & enough
+    else:
+        usable = rows.free | (rows.kind == demand.kind)
+        fits = rows.present & usable & (rows.milli >= demand.milli) & enough
+    if demand.wishes is not None:
+        fits = fits & _allowed(rows, demand.wishes)
+    return np.asarray(fits)
+
+
+def _allowed(rows: Rows, wishes: Wishes) -> Bools:
+    """Which GPUs the wishes of a demand leave."""
+    marks, uuids = rows.source.marks, rows.source.hardware.uuids
+    return marks.allowed(wishes, uuids, rows.index, rows.kind.shape[1])
 
 
 def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, nodes: Bools | None) -> Bools:
@@ -123,9 +138,14 @@ def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, nodes: Bools | None)
 def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
     """What each node lacks for the demand; None if it fits there."""
     rows = all_rows(allocations)
-    would_fit = rows.present & (rows.kind != Kind.WHOLE)
+    any_neighbours, named = demand, rows.present
+    if demand.wishes is not None:
+        only = Wishes(named=demand.wishes.named, excluded=demand.wishes.excluded)
+        any_neighbours = replace(demand, wishes=only)
+        named = named & _allowed(rows, only)
+    would_fit = named & (rows.kind != Kind.WHOLE)
     would_fit &= (rows.milli >= demand.milli) & (rows.bytes >= demand.gpu_bytes)
-    too_few = gpus_that_fit(rows, demand).sum(axis=1) < demand.gpus
+    too_few = gpus_that_fit(rows, any_neighbours).sum(axis=1) < demand.gpus
     lacks: list[tuple[Lack, Bools]] = [
         (Lack.TOO_FEW, rows.present.sum(axis=1) < demand.gpus),
         (Lack.TOO_SMALL, (rows.gpu_bytes < demand.gpu_bytes) & bool(demand.gpus)),
@@ -137,6 +157,10 @@ def lacks_of(allocations: Allocations, demand: Demand) -> list[Lack | None]:
         ),
         (Lack.GPU, too_few),
     ]
+    if demand.wishes is not None:
+        lacks.insert(1, (Lack.NAMED, named.sum(axis=1) < demand.gpus))
+        fits = gpus_that_fit(rows, demand).sum(axis=1) >= demand.gpus
+        lacks.append((Lack.NEIGHBOURS, ~fits))
     if demand.needs_strength:
         lacks.insert(0, (Lack.WEAK, allocations.hardware.too_weak(demand)))
     if demand.models:

@@ -6,12 +6,13 @@ healthy. What is free of one that is not is -1, so that nothing fits it, not eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from aliquot.placement.core.demand import WHOLE_MILLI, Kind
+from aliquot.placement.core.marks import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,7 +37,8 @@ class NodeHardware:
 
     `links[i][j]` is how good the way between two of its GPUs is, more is better; none: all equal.
     `strength` is that of its weakest GPU (`model.strength`). `rank` orders the models, so that
-    thrifty work goes to the weaker; without one their strength does.
+    thrifty work goes to the weaker; without one their strength does. `uuids` are the names of its
+    GPUs; without them no GPU of it can be named.
     """
 
     name: str
@@ -51,6 +53,7 @@ class NodeHardware:
     strength: float = 0.0
     rank: float | None = None
     unhealthy: frozenset[int] = frozenset()
+    uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Hardware:
     models: tuple[str, ...]
     model_bytes: tuple[int, ...]
     links: tuple[Links, ...]
+    uuids: tuple[tuple[str, ...], ...]
     link_tables: tuple[Links, ...]
     link_table: Ints
     gpu_count: Ints
@@ -139,6 +143,7 @@ class Hardware:
             names=_with(self.names, node, spec.name),
             model_bytes=_with(self.model_bytes, model, largest),
             links=_with(self.links, node, spec.links),
+            uuids=_with(self.uuids, node, spec.uuids),
             link_tables=tables,
             **changed,
         )
@@ -176,7 +181,10 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is free on all nodes at one moment; `holders` counts those of each GPU. Read-only."""
+    """What is free on all nodes at one moment; `holders` counts those of each GPU. Read-only.
+
+    `marks` are those that slices leave on GPUs for others to see.
+    """
 
     hardware: Hardware
     milli_free: Ints
@@ -185,6 +193,7 @@ class Snapshot:
     holders: Ints
     cpu_free: Ints
     ram_free: Ints
+    marks: Marks = field(default_factory=Marks)
 
     def __post_init__(self) -> None:
         for name in CHANGING:
@@ -221,6 +230,7 @@ def _hardware(nodes: Sequence[NodeHardware]) -> Hardware:
         models=tuple(models),
         model_bytes=tuple(sizes.values()),
         links=tuple(node.links for node in nodes),
+        uuids=tuple(node.uuids for node in nodes),
         link_tables=tuple(tables),
         link_table=_ints(tables[node.links] for node in nodes),
         gpu_count=counts,

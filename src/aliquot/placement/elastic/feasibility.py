@@ -318,7 +318,7 @@ class _Layout(Generic[Worker]):
 
 def _is_one_gpu(member: Demand) -> bool:
     """Whether any free GPU will do."""
-    is_choosy = member.models or member.min_strength
+    is_choosy = member.models or member.min_strength or member.wishes
     needs_more = is_choosy or member.gpu_bytes or member.cpu_milli or member.ram_bytes
     return member.kind is Kind.WHOLE and member.gpus == 1 and not needs_more
 
@@ -387,8 +387,10 @@ class ClusterCapacity:
             self.allocations.take_gang(one, known_to_fit=True)
         return workers
 
-    def count(self, member: Demand) -> int:
-        """How many such demands fit."""
+    def count(self, member: Demand) -> int | None:
+        """How many such demands fit; None if that depends on where others go."""
+        if member.wishes is not None and member.wishes.beside:
+            return None
         return int(capacity(self.allocations, member).sum())
 
     def is_intact(self, worker: Running) -> bool:

@@ -8,6 +8,7 @@ nodes, racks and blocks each.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,12 @@ from aliquot.placement.choose.chooser import drawn
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.core.fit import all_rows, gpus_that_fit, hashed, nodes_that_fit
 from aliquot.placement.core.links import closest, slowest_within
+from aliquot.placement.core.marks import Marks
+from aliquot.placement.core.wishes import Wishes
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -104,7 +107,12 @@ class Nodes:
 
 
 def capacity(allocations: Allocations, demand: Demand) -> Ints:
-    """How many of one demand fit on each node."""
+    """How many of one demand fit on each node.
+
+    Whom the demand asks to be with does not count: members of its own gang may be there first.
+    """
+    if demand.wishes is not None and demand.wishes.beside:
+        demand = replace(demand, wishes=replace(demand.wishes, beside=""))
     rows = all_rows(allocations)
     fits = gpus_that_fit(rows, demand)
     nodes = nodes_that_fit(rows, demand, fits, allocations.hardware.nodes_for(demand))
@@ -129,6 +137,8 @@ def parts_of_gpus(milli: Ints, left: Ints, demand: Demand, fits: Bools) -> Ints:
         parts = np.minimum(parts, milli // demand.milli)
     if demand.gpu_bytes:
         parts = np.minimum(parts, left // demand.gpu_bytes)
+    if demand.wishes is not None and demand.wishes.avoids_itself:
+        parts = np.minimum(parts, 1)
     return np.where(fits, parts, 0)
 
 
@@ -208,17 +218,35 @@ def nodes_in_order(
     best = np.array([_best_link(links, wanted) for links in hardware.link_tables])
     links = best[hardware.link_table[nodes]]
     order = preference.order(-links, strong, preference.lean * spare)
-    _, first = np.unique(_states(allocations, nodes[order]), return_index=True)
+    wishes = [one.wishes for one in counts if one.wishes is not None]
+    _, first = np.unique(_states(allocations, nodes[order], wishes), return_index=True)
     order = order[np.sort(first)][:PLACES_TRIED]
     return nodes[order], links[order]
 
 
-def _states(allocations: Allocations, nodes: Ints) -> NDArray[np.uint64]:
-    """A number for each node, which those in the same state share."""
+def _states(allocations: Allocations, nodes: Ints, wishes: Sequence[Wishes]) -> NDArray[np.uint64]:
+    """A number for each node, which those in the same state share; it depends on the wishes."""
     hardware = allocations.hardware
     arrays = (allocations.milli_free, allocations.bytes_free, allocations.kind)
     of_node = (allocations.cpu_free, allocations.ram_free, hardware.model, hardware.link_table)
-    return hashed(np.column_stack([array[nodes] for array in (*arrays, *of_node)]))
+    columns = [array[nodes] for array in (*arrays, *of_node)]
+    if wishes:
+        columns.append(_seen_by(allocations, nodes, wishes))
+    return hashed(np.column_stack(columns))
+
+
+def _seen_by(allocations: Allocations, nodes: Ints, wishes: Sequence[Wishes]) -> Ints:
+    """What tells nodes apart for demands with these wishes: the marks and names of their GPUs."""
+    numbers: dict[object, int] = {}
+    by_name = [Wishes(named=one.named, excluded=one.excluded) for one in wishes]
+    uuids, width = allocations.hardware.uuids, allocations.kind.shape[1]
+    named = [Marks().allowed(one, uuids, nodes, width) for one in by_name]
+    found = []
+    for row, node in enumerate(nodes.tolist()):
+        marks = tuple(allocations.marks.on(node, gpu) for gpu in range(width))
+        state = marks, *(one[row].tobytes() for one in named)
+        found.append(numbers.setdefault(state, len(numbers)))
+    return np.array(found, dtype=np.int64)
 
 
 def _best_link(links: Links, count: int) -> int:

@@ -34,7 +34,7 @@ from aliquot.placement.gangs.domains import (
     nodes_in_order,
     parts_of_gpus,
 )
-from aliquot.placement.gangs.search import GpuSet, Steps, largest_first, search
+from aliquot.placement.gangs.search import GpuSet, Steps, placing_order, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aliquot.placement.choose.strategies import Strategy
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Gang
+    from aliquot.placement.core.links import Links
     from aliquot.placement.core.snapshot import Hardware, Ints
     from aliquot.placement.gangs.domains import Slots
 
@@ -85,12 +86,12 @@ def _together(
         near = _on_one_node(trial, gang.members, slots, counts, preference)
         if near is not None:
             return near
-    left = STEPS_ON_NODES
+    left, is_counted = STEPS_ON_NODES, _is_counted(counts)
     for domain in domains(trial, slots, counts, preference):
         placed = _fill(trial, domain, slots, counts, preference)
         if placed is not None:
             return _in_order(gang.members, placed)
-        is_searched = len(counts) > 1 and 1 < len(domain) <= SEARCHED_NODES and left > 0
+        is_searched = not is_counted and 1 < len(domain) <= SEARCHED_NODES and left > 0
         if is_searched and len(gang.members) <= SEARCHED_MEMBERS:
             steps = Steps(min(left, STEPS_IN_A_PLACE))
             left -= steps.remaining
@@ -98,7 +99,7 @@ def _together(
             left += max(0, steps.remaining)
             if found is not None:
                 return found
-    if len(counts) == 1:
+    if is_counted:
         return None  # equal members fill everything that fits them: no other way can do more
     return (
         search(trial, gang.members, Steps(SEARCH_STEPS)) if _is_small(allocations, gang) else None
@@ -119,7 +120,7 @@ def has_no_way(allocations: Allocations, gang: Gang) -> bool:
     """Whether a gang that `plan_gang` found no way for has none: False where not all were tried."""
     counts = Counter(gang.members)
     slots = {demand: capacity(allocations, demand) for demand in counts}
-    if len(counts) == 1 or _too_many(slots, counts):
+    if _is_counted(counts) or _too_many(slots, counts):
         return True
     steps = Steps(SEARCH_STEPS)
     return (
@@ -127,6 +128,11 @@ def has_no_way(allocations: Allocations, gang: Gang) -> bool:
         and search(allocations.copy(), gang.members, steps) is None
         and steps.remaining >= 0
     )
+
+
+def _is_counted(counts: Counter[Demand]) -> bool:
+    """Whether it is enough to fill node after node: members are equal, and do not join theirs."""
+    return len(counts) == 1 and not any(one.wishes and one.wishes.joins_itself for one in counts)
 
 
 def _too_many(slots: Slots, counts: Counter[Demand]) -> bool:
@@ -142,7 +148,7 @@ def _fill(
 ) -> dict[Demand, list[Placement]] | None:
     """Place all in these nodes, or leave the allocations as they were."""
     placed: dict[Demand, list[Placement]] = {demand: [] for demand in counts}
-    for demand in sorted(counts, key=largest_first):
+    for demand in sorted(counts, key=placing_order):
         nodes = Nodes(trial.hardware, domain, demand, slots[demand][domain], preference)
         while len(placed[demand]) < counts[demand]:
             node = nodes.next(counts[demand] - len(placed[demand]))
@@ -158,8 +164,9 @@ def _put_on_node(
     trial: Allocations, node: int, demand: Demand, count: int, placed: list[Placement]
 ) -> None:
     if demand.kind is Kind.WHOLE and demand.gpus:
-        members = min(count - len(placed), _whole_members(trial, node, demand))
-        for gpus in _sets_of_whole(trial, node, demand.gpus, members):
+        free, members = _whole_members(trial, node, demand)
+        members = min(count - len(placed), members)
+        for gpus in _sets_of_whole(trial.hardware.links[node], free, demand.gpus, members):
             placed.append(Placement(node, gpus))
             trial.take(placed[-1], demand)
         return
@@ -171,27 +178,25 @@ def _put_on_node(
         trial.take(placed[-1], demand)
 
 
-def _whole_members(trial: Allocations, node: int, demand: Demand) -> int:
+def _whole_members(trial: Allocations, node: int, demand: Demand) -> tuple[list[int], int]:
+    """The GPUs of a node that fit whole members, and how many members fit there."""
     rows = rows_of(trial, np.array([node]))
     fits = gpus_that_fit(rows, demand)
     if not trial.hardware.suits(node, demand):
-        return 0
+        return [], 0
     members = int(fits.sum()) // demand.gpus
     if demand.cpu_milli:
         members = min(members, int(rows.cpu[0]) // demand.cpu_milli)
     if demand.ram_bytes:
         members = min(members, int(rows.ram[0]) // demand.ram_bytes)
-    return members
+    return np.flatnonzero(fits[0]).tolist(), members
 
 
 def _sets_of_whole(
-    trial: Allocations, node: int, each: int, members: int
+    links: Links, free: Sequence[int], each: int, members: int
 ) -> Iterator[tuple[int, ...]]:
     """Free GPUs for some members on one node: well linked in all, and then each by itself."""
-    free = (trial.kind[node] == Kind.FREE) & trial.hardware.present[node]
-    links = trial.hardware.links[node]
-    left = dict.fromkeys((int(gpu) for gpu in np.flatnonzero(free)), 0)
-    together = closest(links, left, each * members)
+    together = closest(links, dict.fromkeys(free, 0), each * members)
     rest = dict.fromkeys(together, 0)
     for _ in range(members):
         chosen = closest(links, rest, each)

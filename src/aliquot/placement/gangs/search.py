@@ -1,7 +1,8 @@
 """Every way to place a few requests: a search that can be bounded.
 
 Ways that differ only in which of two GPUs in the same state they take are one way, the tightest
-GPUs come first, and the largest request is placed first. A search that ends before its steps are
+GPUs come first, and the largest request is placed first; those that ask to be with others are
+placed after all that do not. A search that ends before its steps are
 used up and finds nothing has shown that there is no way.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.fit import Rows
     from aliquot.placement.core.snapshot import Ints
+    from aliquot.placement.core.wishes import Wishes
 
 
 @dataclass(slots=True)
@@ -54,14 +56,15 @@ def search(
         nodes = np.array([within.node])
     elif nodes is None:
         nodes = np.arange(trial.hardware.size)
-    order = sorted(range(len(members)), key=lambda i: largest_first(members[i]))
+    order = sorted(range(len(members)), key=lambda i: placing_order(members[i]))
+    wishes = tuple({one.wishes: None for one in members if one.wishes is not None})
     found: list[Placement] = []
 
     def descend(depth: int) -> bool:
         if depth == len(order):
             return True
         member = members[order[depth]]
-        for placement in _ways(trial, member, nodes, within):
+        for placement in _ways(trial, member, nodes, within, wishes):
             steps.remaining -= 1
             if steps.remaining < 0:
                 return False
@@ -80,14 +83,20 @@ def search(
     return tuple(by_member[i] for i in range(len(members)))
 
 
-def largest_first(demand: Demand) -> tuple[int, int, int, int]:
-    """What members are sorted by."""
-    return -demand.total_milli, -demand.gpus, -demand.gpu_bytes, -demand.cpu_milli
+def placing_order(demand: Demand) -> tuple[bool, int, int, int, int]:
+    """What members are sorted by: the largest first, and after all those that join others."""
+    joins = demand.wishes is not None and bool(demand.wishes.beside)
+    return joins, -demand.total_milli, -demand.gpus, -demand.gpu_bytes, -demand.cpu_milli
 
 
 def _ways(
-    trial: Allocations, demand: Demand, index: Ints, within: GpuSet | None
+    trial: Allocations,
+    demand: Demand,
+    index: Ints,
+    within: GpuSet | None,
+    wishes: Sequence[Wishes],
 ) -> Iterator[Placement]:
+    """Placements of one member; `wishes` are those of all members."""
     rows = rows_of(trial, index)
     fits = gpus_that_fit(rows, demand)
     nodes = trial.hardware.nodes_for(demand)
@@ -96,7 +105,7 @@ def _ways(
         gpus = [int(gpu) for gpu in np.flatnonzero(fits[row])]
         if within is not None:
             gpus = [gpu for gpu in gpus if gpu in within.gpus]
-        alike = _alike(rows, int(row), gpus)
+        alike = _alike(rows, int(row), gpus, wishes)
         if len(alike) == 1 and len(gpus) >= demand.gpus:
             left = dict.fromkeys(gpus, 0)
             yield Placement(node, closest(trial.hardware.links[node], left, demand.gpus))
@@ -105,10 +114,18 @@ def _ways(
             yield Placement(node, tuple(sorted(chosen)))
 
 
-def _alike(rows: Rows, row: int, gpus: Sequence[int]) -> list[list[int]]:
+def _alike(rows: Rows, row: int, gpus: Sequence[int], wishes: Sequence[Wishes]) -> list[list[int]]:
     """GPUs in groups of one state, those with the least left first."""
-    groups: dict[tuple[int, int, int], list[int]] = {}
+    groups: dict[tuple[int, int, int, object], list[int]] = {}
     for gpu in gpus:
-        state = int(rows.milli[row, gpu]), int(rows.bytes[row, gpu]), int(rows.kind[row, gpu])
-        groups.setdefault(state, []).append(gpu)
-    return [groups[state] for state in sorted(groups)]
+        for_wishes = _seen_by(rows.source, int(rows.index[row]), gpu, wishes) if wishes else None
+        free = int(rows.milli[row, gpu]), int(rows.bytes[row, gpu]), int(rows.kind[row, gpu])
+        groups.setdefault((*free, for_wishes), []).append(gpu)
+    return [groups[state] for state in sorted(groups, key=lambda state: state[:3])]
+
+
+def _seen_by(trial: Allocations, node: int, gpu: int, wishes: Sequence[Wishes]) -> object:
+    """What tells one GPU from another for demands with these wishes."""
+    uuids = trial.hardware.uuids[node]
+    uuid = uuids[gpu] if gpu < len(uuids) else ""
+    return trial.marks.on(node, gpu), tuple(one.selects(uuid) for one in wishes)

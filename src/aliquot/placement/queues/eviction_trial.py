@@ -48,6 +48,7 @@ class EvictionTrial:
         self._asked = gang.milli
         self._now = now
         shapes = Counter(gang.members)
+        self._joins = any(one.wishes is not None and one.wishes.beside for one in shapes)
         self._no_less = {
             shape: sum(count for other, count in shapes.items() if _needs_no_less(other, shape))
             for shape in shapes
@@ -74,7 +75,7 @@ class EvictionTrial:
             return False
         if any(int(capacity(free, one).sum()) < count for one, count in self._no_less.items()):
             return False
-        if len(self._no_less) == 1:
+        if len(self._no_less) == 1 and not self._joins:
             return True
         if self.failures_left and plan_gang(free, self._gang) is not None:
             return True
@@ -139,6 +140,9 @@ class _Fall:
             free.bytes_free[row, gpu] -= sign * size
             free.holders[row, gpu] += sign
             free.kind[row, gpu] = int(member.kind if free.holders[row, gpu] > 0 else Kind.FREE)
+        if member.wishes is not None and member.wishes.mark is not None:
+            change = free.marks.add if sign > 0 else free.marks.remove
+            change(placement.node, placement.gpus, member.wishes.mark)
 
 
 def _needs_no_less(one: Demand, other: Demand) -> bool:
@@ -152,6 +156,7 @@ def _needs_no_less(one: Demand, other: Demand) -> bool:
         and one.ram_bytes >= other.ram_bytes
         and one.min_strength >= other.min_strength
         and (not other.models or (bool(one.models) and one.models <= other.models))
+        and other.wishes in {None, one.wishes}
     )
 
 
