@@ -70,6 +70,9 @@ void residence_take_staying(struct grant *grant, bool answered)
 
 void residence_on_snapshot(struct arbiter *arbiter, unsigned gpu)
 {
+	const struct gpu_snapshot *snapshot = observer_latest(&arbiter->observer, gpu);
+	if (!snapshot || !snapshot->told) /* what was known holds: nothing comes back meanwhile */
+		return;
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
 		if (grant_state(grant) == ALIQUOT_GRANT_PARKED && residence_needs_snapshot(grant) &&
 		    grant_gpu_number(grant, 0) == gpu)

@@ -5,7 +5,7 @@
  *
  * A parked grant leaves contexts and fixed memory on its GPU. They count there (capacity.h) as NVML reports
  * them, never by what a program says. The figure is taken before the grant is parked, and from every later
- * snapshot. Where NVML does not report it, the whole slice counts.
+ * snapshot that has one. Where NVML does not report it, the whole slice counts.
  *
  * Guarantees: a change is in the record before a program sees it. Whatever a program writes to its page, it
  * does not say more than the program has been charged.
