@@ -88,3 +88,17 @@ def test_work_on_other_memory_of_the_context_goes_on(program: Program) -> None:
     free(program, "cuMemFree")
     program("word", "page", 0, 1)
     assert program("call", "cuStreamSynchronize", "$stream") == [SUCCESS]
+
+
+def test_unmapping_waits_for_nothing_and_work_on_the_memory_faults(program: Program) -> None:
+    """As on an H200: only cuMemFree and its kin wait."""
+    assert program("physical", "piece", 2 * MIB) == SUCCESS
+    code, address = program("call", "cuMemAddressReserve", 2 * MIB, 0, 0, 0)
+    assert code == SUCCESS
+    program("call", "cuMemMap", address, 2 * MIB, 0, "$piece", 0)
+    assert program("allow", address, 2 * MIB) == SUCCESS
+    program("wait_word", "stream", "page", 0, 1)
+    program("call", "cuMemsetD8Async", address, 7, 2 * MIB, "$stream")
+    assert program("call", "cuMemUnmap", address, 2 * MIB) == [SUCCESS], "the gate is closed"
+    program("word", "page", 0, 1)
+    assert program("call", "cuStreamSynchronize", "$stream") == [ILLEGAL_ADDRESS]

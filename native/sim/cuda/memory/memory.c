@@ -18,7 +18,7 @@
 
 /* A page that small allocations of a context share. */
 struct sim_block {
-	uint64_t base;
+	uint64_t base, id;
 	uint32_t used;
 	uint8_t taken[GRANULES];
 	struct sim_block *next;
@@ -69,6 +69,7 @@ static CUresult take_small(struct sim_context *context, uint64_t size, uint64_t 
 			free(block);
 			return result;
 		}
+		block->id = ++sim.next_id;
 		block->next = context->blocks;
 		context->blocks = block;
 		at = 0;
@@ -78,6 +79,11 @@ static CUresult take_small(struct sim_context *context, uint64_t size, uint64_t 
 	*base = block->base + (uint64_t)at * GRANULE;
 	*owner = block;
 	return CUDA_SUCCESS;
+}
+
+uint64_t small_block_id(const struct sim_range *range)
+{
+	return ((const struct sim_block *)range->owner)->id;
 }
 
 static void release_small(const struct sim_range *range)

@@ -29,6 +29,7 @@ struct sim_range {
 	uint64_t taken;              /* bytes of the GPU that this range alone took */
 	uint32_t flags;
 	uint32_t access; /* SIM_MAPPED: PROT_* bits set by cuMemSetAccess */
+	bool no_sync;    /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS was set to 0 */
 	uint64_t id;
 	void *owner; /* the block, pool or physical memory behind it */
 	/* Gives its memory back; the range is no longer in the table. NULL: nothing to give back. */
@@ -48,6 +49,10 @@ bool range_covers(uint64_t address, uint64_t size, int access);
 /* vmm.c: holds physical memory once more; NULL: that is no handle of any */
 struct sim_physical *physical_hold(CUmemGenericAllocationHandle handle);
 void physical_drop(struct sim_physical *piece);
+uint64_t physical_handle_types(const struct sim_physical *piece);
+
+/* memory.c: the id of the page that a small allocation shares */
+uint64_t small_block_id(const struct sim_range *range);
 
 /* pages.c */
 uint64_t pages_round(uint64_t bytes, uint64_t unit); /* up to a multiple of `unit` */

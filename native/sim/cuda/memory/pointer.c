@@ -17,6 +17,23 @@ static bool on_host(const struct sim_range *range)
 	return range->memory == SIM_HOST || range->memory == SIM_REGISTERED;
 }
 
+/* Memory that cuMemAlloc gave. */
+static bool plain(const struct sim_range *range)
+{
+	return range->memory == SIM_DEVICE || range->memory == SIM_SMALL;
+}
+
+/* The pages behind the range: several small allocations share one. */
+static uint64_t mapping_base(const struct sim_range *range)
+{
+	return range->memory == SIM_SMALL ? range->base / SIM_PAGE * SIM_PAGE : range->base;
+}
+
+static uint64_t mapping_size(const struct sim_range *range)
+{
+	return plain(range) ? pages_round(range->size, SIM_PAGE) : range->size;
+}
+
 static void put(void *out, const void *value, size_t size)
 {
 	memcpy(out, value, size);
@@ -43,6 +60,7 @@ static CUresult attribute(void *out, CUpointer_attribute which, uint64_t address
 		put(out, &address, 8);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+		number = plain(r) && !r->no_sync;
 		break;
 	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
 		put(out, &r->id, 8);
@@ -54,20 +72,27 @@ static CUresult attribute(void *out, CUpointer_attribute which, uint64_t address
 		number = (uint32_t)device_of(r);
 		break;
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-		*(bool *)out = false;
+		*(bool *)out = plain(r);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
 		put(out, &r->base, 8);
 		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+		wide = mapping_base(r);
+		put(out, &wide, 8);
+		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
 		put(out, &r->size, 8);
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+		wide = mapping_size(r);
+		put(out, &wide, 8);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MAPPED:
 		*(bool *)out = true;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+		wide = r->memory == SIM_MAPPED ? physical_handle_types(r->owner) : 0;
 		put(out, &wide, 8);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
@@ -83,7 +108,8 @@ static CUresult attribute(void *out, CUpointer_attribute which, uint64_t address
 		put(out, &wide, 8);
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
-		put(out, &r->id, 8);
+		wide = r->memory == SIM_SMALL ? small_block_id(r) : r->id;
+		put(out, &wide, 8);
 		return CUDA_SUCCESS;
 	default:
 		return CUDA_ERROR_INVALID_VALUE;
@@ -140,8 +166,12 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *which, 
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute which, CUdeviceptr address)
 {
 	SIM_ENTER();
-	if (!value || which != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !range_find(address))
+	struct sim_range *range = range_find(address);
+	if (!value || which != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !range)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (range->memory == SIM_MAPPED)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	range->no_sync = !*(const unsigned int *)value;
 	return CUDA_SUCCESS;
 }
 

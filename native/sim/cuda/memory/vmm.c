@@ -184,6 +184,11 @@ void physical_drop(struct sim_physical *piece)
 	release(piece);
 }
 
+uint64_t physical_handle_types(const struct sim_physical *piece)
+{
+	return piece->properties.requestedHandleTypes;
+}
+
 CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish,
                              unsigned long long flags)
 {
@@ -277,13 +282,6 @@ static bool whole_mappings(uint64_t address, uint64_t size)
 	return size && at == address + size;
 }
 
-static void wait_for_all(void)
-{
-	for (struct sim_context *c = sim.contexts; c; c = c->next)
-		if (c->live)
-			context_wait(c);
-}
-
 /* Whether no mapping crosses either end of [address, address + size). It may contain none. */
 static bool clean_ends(uint64_t address, uint64_t size)
 {
@@ -302,12 +300,13 @@ static void unmap(struct sim_range *range)
 	release(piece);
 }
 
+/* It does not wait for the GPU (seen on an H200): operations that still use the memory fault. */
 CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
 	SIM_ENTER();
 	if (!size || size % SIM_PAGE || !reserved(address, size) || !clean_ends(address, size))
 		return CUDA_ERROR_INVALID_VALUE;
-	wait_for_all();
+	memory_lose(address, size);
 	if (!reserved(address, size) || !clean_ends(address, size))
 		return CUDA_ERROR_INVALID_VALUE;
 	for (struct sim_range *range; (range = range_from(address)) && range->base < address + size;)
@@ -344,11 +343,12 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
 {
 	SIM_ENTER();
 	const struct sim_range *range = range_find(address);
-	if (!flags || !location || !range || range->memory != SIM_MAPPED)
+	if (!flags || !location || !range)
 		return CUDA_ERROR_INVALID_VALUE;
-	*flags = range->access & PROT_WRITE  ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-	         : range->access & PROT_READ ? CU_MEM_ACCESS_FLAGS_PROT_READ
-	                                     : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	*flags = range->memory != SIM_MAPPED  ? 0
+	         : range->access & PROT_WRITE ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	         : range->access & PROT_READ  ? CU_MEM_ACCESS_FLAGS_PROT_READ
+	                                      : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 	return CUDA_SUCCESS;
 }
 

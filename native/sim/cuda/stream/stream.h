@@ -174,6 +174,8 @@ void context_drain(struct sim_context *context);
  * Returns the range that starts at `base`; NULL: another thread has freed it meanwhile. */
 void memory_wait(uint64_t base, uint64_t size);
 struct sim_range *range_wait(uint64_t base);
+/* Operations that use the memory fault when their turn comes; one that is at work now ends first. */
+void memory_lose(uint64_t base, uint64_t size);
 
 /* queue.c */
 void queue_add(struct sim_op *op);

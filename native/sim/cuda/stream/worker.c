@@ -255,6 +255,23 @@ void memory_wait(uint64_t base, uint64_t size)
 	find_uses(NULL, base, base + size, NULL, true);
 }
 
+/* Whether a copy or fill of the memory runs without the lock now. */
+static bool is_being_moved(uint64_t base, uint64_t end)
+{
+	for (struct sim_context *c = sim.contexts; c; c = c->next)
+		for (struct sim_stream *s = c->live ? c->streams : NULL; s; s = s->next)
+			if (s->busy && s->head && operation_uses(s->head, NULL, base, end))
+				return true;
+	return false;
+}
+
+void memory_lose(uint64_t base, uint64_t size)
+{
+	while (is_being_moved(base, base + size))
+		progress_wait();
+	find_uses(NULL, base, base + size, NULL, true);
+}
+
 struct sim_range *range_wait(uint64_t base)
 {
 	const struct sim_range *range = range_exact(base);
