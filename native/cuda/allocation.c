@@ -6,6 +6,7 @@
 #include "physical.h"
 #include "pool.h"
 #include "session.h"
+#include "swap/swappable.h"
 
 struct allocation_map allocated_pointers, allocated_arrays, allocated_imports, allocated_limits;
 
@@ -16,6 +17,22 @@ uint64_t allocation_cost(uint64_t bytes)
 		return bytes;
 	uint64_t rounded = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 	return rounded < bytes ? UINT64_MAX : rounded;
+}
+
+void allocation_set_cost(struct allocation_request *request, uint64_t bytes)
+{
+	bool small = bytes <= PAGE_LARGEST;
+	request->bytes = small ? PAGE_BYTES : allocation_cost(bytes);
+	request->kind = small ? ALLOCATION_SHARED_PAGE : ALLOCATION_OWN_PAGES;
+}
+
+bool allocation_pitched_bytes(size_t width, size_t height, unsigned element, size_t granule,
+                              uint64_t *bytes)
+{
+	size_t row;
+	return width != 0 && height != 0 && (element == 4 || element == 8 || element == 16) &&
+	       !__builtin_add_overflow(width, granule - 1, &row) &&
+	       !__builtin_mul_overflow(row / granule * granule, height, bytes);
 }
 
 bool allocation_in_current_context(struct allocation_request *request)
@@ -85,6 +102,7 @@ CUresult allocation_finish(const struct allocation_request *request, CUresult re
 		.key = key,
 		.bytes = request->bytes,
 		.context = request->context,
+		.shadow = request->shadow,
 		.slice = request->slice,
 		.kind = request->kind,
 	};
@@ -153,6 +171,7 @@ static void move_of_context(struct allocation_map *from, CUcontext context,
 void allocations_take(CUcontext context, struct context_allocations *out)
 {
 	*out = (struct context_allocations){.context = context};
+	swappable_context_ending(context, out);
 	move_of_context(&allocated_pointers, context, &out->pointers);
 	move_of_context(&allocated_arrays, context, &out->arrays);
 	move_of_context(&allocated_imports, context, &out->imports);
@@ -183,6 +202,7 @@ void allocations_release(struct context_allocations *allocations)
 {
 	struct context_sums sums = {0};
 	physical_context_ended(allocations->context);
+	swappable_context_ended(allocations);
 	count_all_out(&allocations->pointers, &sums);
 	count_all_out(&allocations->arrays, &sums);
 	count_all_out(&allocations->imports, &sums);
@@ -205,6 +225,7 @@ static void restore_all(struct allocation_map *from, struct allocation_map *to)
 
 void allocations_restore(struct context_allocations *allocations)
 {
+	swappable_context_stays(allocations);
 	restore_all(&allocations->pointers, &allocated_pointers);
 	restore_all(&allocations->arrays, &allocated_arrays);
 	restore_all(&allocations->imports, &allocated_imports);

@@ -25,6 +25,7 @@ struct allocation {
 	CUcontext context; /* it ends with this context; NULL: with its pool */
 	CUmemoryPool pool; /* of ALLOCATION_POOLED; else NULL */
 	uint64_t mark;     /* of its descriptors: exported.h */
+	uint64_t shadow;   /* of memory that can leave the GPU: swap/swappable.h; else 0 */
 	uint32_t slice;
 	enum allocation_kind kind;
 };
@@ -45,7 +46,16 @@ struct allocation_request {
 	CUcontext context;
 	uint32_t slice;
 	enum allocation_kind kind;
+	uint64_t shadow; /* as in struct allocation */
 };
+
+/* Set what a pointer is charged: its own pages, or the one that it may share. */
+void allocation_set_cost(struct allocation_request *request, uint64_t bytes);
+
+/* The bytes of a pitched allocation whose rows are multiples of `granule`; false: it is invalid, and the
+ * driver shall answer. */
+bool allocation_pitched_bytes(size_t width, size_t height, unsigned element, size_t granule,
+                              uint64_t *bytes);
 
 /* Fill in the current context and its slice; false: there is none, and the driver shall answer. */
 bool allocation_in_current_context(struct allocation_request *request);

@@ -8,24 +8,17 @@
 #include "physical.h"
 #include "pool.h"
 #include "session.h"
+#include "swap/swappable.h"
 
 #define PITCH_GRANULE 512u
 #define MANAGED_GRANULE (UINT64_C(64) << 10)
 
-/* Charge a pointer by its own pages, or by the one that it may share. */
-static void set_cost(struct allocation_request *request, uint64_t bytes)
-{
-	bool small = bytes <= PAGE_LARGEST;
-	request->bytes = small ? PAGE_BYTES : allocation_cost(bytes);
-	request->kind = small ? ALLOCATION_SHARED_PAGE : ALLOCATION_OWN_PAGES;
-}
-
 /* By size of pointers: as programs of CUDA 3.1 call it, and as all others do. */
 #define ALLOCATE(name, symbol, address, size)                                                      \
-	CUresult name(__typeof__(&symbol) real, address *pointer, size bytes)                          \
+	name(__typeof__(&symbol) real, address *pointer, size bytes)                                   \
 	{                                                                                              \
 		struct allocation_request request = {.map = &allocated_pointers};                          \
-		set_cost(&request, bytes);                                                                 \
+		allocation_set_cost(&request, bytes);                                                      \
 		if (!session_is_open())                                                                    \
 			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
 		if (!pointer || bytes == 0 || !allocation_in_current_context(&request))                    \
@@ -38,8 +31,17 @@ static void set_cost(struct allocation_request *request, uint64_t bytes)
 		return allocation_finish(&request, result, *pointer);                                      \
 	}
 
-ALLOCATE(hook_alloc, cuMemAlloc_v2, CUdeviceptr, size_t)
-ALLOCATE(hook_alloc_v1, cuMemAlloc, CUdeviceptr_v1, unsigned)
+ALLOCATE(static CUresult alloc_fixed, cuMemAlloc_v2, CUdeviceptr, size_t)
+ALLOCATE(CUresult hook_alloc_v1, cuMemAlloc, CUdeviceptr_v1, unsigned)
+
+/* Memory that can leave the GPU, where the grant has it and the driver can do it. */
+CUresult hook_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_t bytes)
+{
+	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+	if (session_is_open() && swappable_is_on())
+		result = swappable_alloc(real, pointer, bytes);
+	return result == CUDA_ERROR_NOT_SUPPORTED ? alloc_fixed(real, pointer, bytes) : result;
+}
 
 CUresult hook_alloc_managed(__typeof__(&cuMemAllocManaged) real, CUdeviceptr *pointer, size_t bytes,
                             unsigned flags)
@@ -61,15 +63,6 @@ CUresult hook_alloc_managed(__typeof__(&cuMemAllocManaged) real, CUdeviceptr *po
 	return allocation_finish(&request, result, *pointer);
 }
 
-/* The bytes that the driver is expected to take; false: the driver shall answer. */
-static bool pitched_bytes(size_t width, size_t height, unsigned element, uint64_t *bytes)
-{
-	size_t row;
-	return width != 0 && height != 0 && (element == 4 || element == 8 || element == 16) &&
-	       !__builtin_add_overflow(width, PITCH_GRANULE - 1, &row) &&
-	       !__builtin_mul_overflow(row / PITCH_GRANULE * PITCH_GRANULE, height, bytes);
-}
-
 /* A GPU may have wider rows than PITCH_GRANULE: charge the rest. */
 static bool charge_rows(struct allocation_request *request, uint64_t bytes)
 {
@@ -84,17 +77,18 @@ static bool charge_rows(struct allocation_request *request, uint64_t bytes)
 }
 
 #define ALLOCATE_PITCH(name, symbol, address, size, free)                                          \
-	CUresult name(__typeof__(&symbol) real, address *pointer, size *pitch, size width,             \
-	              size height, unsigned element)                                                   \
+	name(__typeof__(&symbol) real, address *pointer, size *pitch, size width, size height,         \
+	     unsigned element)                                                                         \
 	{                                                                                              \
 		struct allocation_request request = {.map = &allocated_pointers};                          \
 		uint64_t expected;                                                                         \
 		if (!session_is_open())                                                                    \
 			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
-		if (!pointer || !pitch || !pitched_bytes(width, height, element, &expected) ||             \
+		if (!pointer || !pitch ||                                                                  \
+		    !allocation_pitched_bytes(width, height, element, PITCH_GRANULE, &expected) ||         \
 		    !allocation_in_current_context(&request))                                              \
 			return real(pointer, pitch, width, height, element);                                   \
-		set_cost(&request, expected);                                                              \
+		allocation_set_cost(&request, expected);                                                   \
 		if (!allocation_charge(&request)) {                                                        \
 			*pointer = *pitch = 0;                                                                 \
 			return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
@@ -109,8 +103,20 @@ static bool charge_rows(struct allocation_request *request, uint64_t bytes)
 		return allocation_finish(&request, result, *pointer);                                      \
 	}
 
-ALLOCATE_PITCH(hook_alloc_pitch, cuMemAllocPitch_v2, CUdeviceptr, size_t, cuMemFree_v2)
-ALLOCATE_PITCH(hook_alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, unsigned, cuMemFree)
+ALLOCATE_PITCH(static CUresult alloc_pitch_fixed, cuMemAllocPitch_v2, CUdeviceptr, size_t,
+               cuMemFree_v2)
+ALLOCATE_PITCH(CUresult hook_alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, unsigned, cuMemFree)
+
+CUresult hook_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *pointer, size_t *pitch,
+                          size_t width, size_t height, unsigned element)
+{
+	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+	if (session_is_open() && swappable_is_on())
+		result = swappable_alloc_pitch(real, pointer, pitch, width, height, element);
+	return result == CUDA_ERROR_NOT_SUPPORTED
+			   ? alloc_pitch_fixed(real, pointer, pitch, width, height, element)
+			   : result;
+}
 
 #define FREE(name, symbol, address)                                                                \
 	CUresult name(__typeof__(&symbol) real, address pointer)                                       \
@@ -119,7 +125,9 @@ ALLOCATE_PITCH(hook_alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, unsigned, c
 		if (!session_is_open())                                                                    \
 			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
 		if (!allocation_map_take(&allocated_pointers, pointer, &allocation))                       \
-			return real(pointer);                                                                  \
+			return real((address)swappable_unknown(pointer));                                      \
+		if (allocation.shadow)                                                                     \
+			return swappable_free(&allocation);                                                    \
 		CUresult result = real(pointer);                                                           \
 		if (allocation.kind != ALLOCATION_POOLED || result != CUDA_SUCCESS)                        \
 			return allocation_freed(&allocated_pointers, &allocation, result);                     \
@@ -136,7 +144,9 @@ CUresult hook_free_async(__typeof__(&cuMemFreeAsync) real, CUdeviceptr pointer, 
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!allocation_map_take(&allocated_pointers, pointer, &allocation))
-		return real(pointer, stream);
+		return real(swappable_unknown(pointer), stream);
+	if (allocation.shadow)
+		return swappable_free_async(&allocation, real, stream);
 	CUresult result = real(pointer, stream);
 	if (allocation.kind != ALLOCATION_POOLED || result != CUDA_SUCCESS)
 		return allocation_freed(&allocated_pointers, &allocation, result);
@@ -199,11 +209,17 @@ CUresult hook_range_handle(__typeof__(&cuMemGetHandleForAddressRange) real, void
                            CUdeviceptr pointer, size_t bytes, CUmemRangeHandleType type,
                            unsigned long long flags)
 {
+	struct swappable_view view;
+	if (swappable_find(pointer, &view))
+		swappable_fix(pointer); /* others may use it from now on, unseen */
 	CUresult result = real(handle, pointer, bytes, type, flags);
 	CUdeviceptr base = pointer;
 	if (result != CUDA_SUCCESS || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !session_is_open())
 		return result;
-	REAL(cuMemGetAddressRange_v2)(&base, NULL, pointer);
+	if (swappable_find(pointer, &view))
+		base = view.base;
+	else
+		REAL(cuMemGetAddressRange_v2)(&base, NULL, pointer);
 	if (!allocation_exported(base, *(const int *)handle))
 		physical_range_exported(pointer, bytes, *(const int *)handle);
 	return result;

@@ -33,6 +33,7 @@ struct session {
 	const struct aliquot_credit *credit;
 	struct aliquot_work_slice *work;
 	uint32_t slot;
+	uint64_t movable; /* under `ledger`: charged in the first slice, and can leave the GPU */
 	_Atomic uint32_t slice_of_device[MAX_DEVICES];
 	_Atomic uint64_t measure_at_ns; /* no measurement before that time */
 };
@@ -211,6 +212,16 @@ uint64_t session_free_bytes(uint32_t slice)
 	return total < capacity ? capacity - total : 0;
 }
 
+/* With the lock `ledger`: say how much of what is charged cannot leave the GPU. */
+static void report_fixed(struct session *session)
+{
+	if (!session->limits->slices[0].swap)
+		return;
+	uint64_t held = ledger_held(&session->usage->slices[0], session->slot);
+	uint64_t fixed = held > session->movable ? held - session->movable : 0;
+	atomic_store_explicit(&session->work->fixed_bytes, fixed, memory_order_relaxed);
+}
+
 bool session_reserve(uint32_t slice, uint64_t bytes)
 {
 	struct session *session = current();
@@ -220,6 +231,7 @@ bool session_reserve(uint32_t slice, uint64_t bytes)
 	aliquot_lock(&session->ledger);
 	bool fits = ledger_reserve(&session->usage->slices[slice], &session->limits->slices[slice],
 	                           session->slot, bytes);
+	report_fixed(session);
 	aliquot_unlock(&session->ledger);
 	return fits;
 }
@@ -231,6 +243,18 @@ void session_release(uint32_t slice, uint64_t bytes)
 		return;
 	aliquot_lock(&session->ledger);
 	ledger_release(&session->usage->slices[slice], session->slot, bytes);
+	report_fixed(session);
+	aliquot_unlock(&session->ledger);
+}
+
+void session_count_movable(int64_t bytes)
+{
+	struct session *session = current();
+	if (!session || bytes == 0)
+		return;
+	aliquot_lock(&session->ledger);
+	session->movable += (uint64_t)bytes;
+	report_fixed(session);
 	aliquot_unlock(&session->ledger);
 }
 

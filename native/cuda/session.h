@@ -51,6 +51,9 @@ bool session_reserve(uint32_t slice, uint64_t bytes);
 void session_release(uint32_t slice, uint64_t bytes);
 /* Count managed memory, which is charged like other memory. */
 void session_count_managed(uint32_t slice, int64_t bytes);
+/* Count memory that is charged and can leave the GPU (swap/swappable.h). All other charged memory is
+ * reported as fixed. */
+void session_count_movable(int64_t bytes);
 /* What programs may still take of a slice. */
 uint64_t session_free_bytes(uint32_t slice);
 

@@ -298,6 +298,33 @@ class Driver:
         )
         return [*code, base.value, size.value]
 
+    def attribute_of(self, pointer: int, which: int) -> Answer:
+        """One attribute of a pointer, over bytes that are all ones before."""
+        out = (c.c_ubyte * 8)(*[0xFF] * 8)
+        code = self._call("cuPointerGetAttribute", out, which, _address(pointer))[0]
+        return [code, int.from_bytes(bytes(out), "little")]
+
+    def attributes_of(self, pointer: int, which: list[int]) -> Answer:
+        """The same of several by one call."""
+        outs = [(c.c_ubyte * 8)(*[0xFF] * 8) for _ in which]
+        asked = (c.c_int * len(which))(*which)
+        places = (c.c_void_p * len(which))(*[c.addressof(out) for out in outs])
+        code = self._call("cuPointerGetAttributes", len(which), asked, places, _address(pointer))
+        return [*code, *[int.from_bytes(bytes(out), "little") for out in outs]]
+
+    def set_sync_memops(self, pointer: int, value: int) -> Answer:
+        flag = c.c_uint(value)
+        return self._call("cuPointerSetAttribute", c.byref(flag), 6, _address(pointer))
+
+    def access_of(self, pointer: int) -> Answer:
+        flags, location = c.c_ulonglong(7), (c.c_int * 2)(1, 0)
+        code = self._call("cuMemGetAccess", c.byref(flags), location, _address(pointer))
+        return [*code, flags.value]
+
+    def set_access(self, pointer: int, size: int) -> Answer:
+        access = (c.c_int * 3)(1, 0, 3)
+        return self._call("cuMemSetAccess", _address(pointer), _size(size), access, _size(1))
+
     def fill(self, pointer: int, value: int, size: int) -> Answer:
         return self._call("cuMemsetD8_v2", _address(pointer), c.c_ubyte(value), _size(size))
 

@@ -229,14 +229,16 @@ class Machine:
         self.stop_arbiter()
         return uuids
 
-    def grant(self, *memory: int, on: tuple[int, ...] = (), name: str = "one") -> Grant:
+    def grant(
+        self, *memory: int, on: tuple[int, ...] = (), name: str = "one", swap: bool = False
+    ) -> Grant:
         """A grant with that many bytes of each GPU: of the first ones, or those named by `on`."""
         uuids = self.uuids()
         slices = [
             Slice(gpu_uuid=uuids[index], memory_bytes=size)
             for index, size in zip(on or range(len(memory)), memory, strict=True)
         ]
-        return self.made(control.make(self.state, name, slices))
+        return self.made(control.make(self.state, name, slices, swap=swap))
 
     @staticmethod
     def made(marked: str) -> Grant:

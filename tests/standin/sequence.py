@@ -24,6 +24,13 @@ UNKNOWN = 0x7DEAD0000
 PAGE = 2 << 20
 NOT_READY = 600
 
+# Attributes of pointers, by their numbers in cuda.h: all but tokens for other devices and whether
+# there are IPC handles.
+ATTRIBUTES = [1, 2, 3, 4, 6, 7, 8, 9, *range(11, 22)]
+CONTEXT_OF = 1
+ADDRESSES = {3, 11, 19}
+IDS = {7, 20}
+
 
 class Sequence:
     """The things made so far, by kind, and the calls on them."""
@@ -33,6 +40,7 @@ class Sequence:
         self.things: dict[str, list[tuple[int, int]]] = {}  # kind -> (value, its context)
         self.mappings: list[tuple[int, int]] = []
         self.retained = 0
+        self.ids: dict[int, list[int]] = {}  # attribute -> ids in the order they were seen
 
     def pick(self, kind: str, number: int) -> int:
         things = self.things.get(kind)
@@ -169,6 +177,49 @@ class Sequence:
             return [code, base == UNTOUCHED, size]
         answer = [code, size, *self.driver.fill(pointer, value, min(size, 64))]
         return [*answer, *self.driver.read(pointer, min(size, 8))]
+
+    def ask(self, number: int, where: int) -> Answer:
+        """All questions about a pointer, inside its allocation and beside it."""
+        pointer = self.pick("pointer", number)
+        size = self.driver.range_of(pointer)[2]
+        at = pointer + [0, 1, size // 2, size - 1, size, -1][where % 6]
+        code, base, told = self.driver.range_of(at)
+        answer = [code, told, base if base == UNTOUCHED else base - pointer]
+        for which in ATTRIBUTES:
+            code, value = self.driver.attribute_of(at, which)
+            answer += [code, self._plain(which, value, pointer) if code == 0 else value]
+        code, *values = self.driver.attributes_of(at, ATTRIBUTES)
+        plain = [self._plain(*one, pointer) for one in zip(ATTRIBUTES, values, strict=True)]
+        return [*answer, code, *plain]
+
+    def _plain(self, which: int, value: int, pointer: int) -> int:
+        """An attribute without what differs between two processes."""
+        if which == CONTEXT_OF and value:
+            known = [context for context, _ in self.things.get("context", [])]
+            return known.index(value) if value in known else -1
+        if which in IDS and value:
+            seen = self.ids.setdefault(which, [])
+            if value not in seen:
+                seen.append(value)
+            return seen.index(value)
+        return value - pointer if which in ADDRESSES and value else value
+
+    def misuse(self, number: int) -> Answer:
+        """Calls that are for memory of other kinds."""
+        pointer = self.pick("pointer", number)
+        pages = pointer // PAGE * PAGE
+        return [
+            *self.driver.retain_physical(pointer)[:1],
+            *self.driver.unmap(pages, PAGE),
+            *self.driver.set_access(pages, PAGE),
+            *self.driver.free_addresses(pages, PAGE),
+            *self.driver.access_of(pointer),
+            *self.driver.map(pages, PAGE, self.pick("physical", number)),
+        ]
+
+    def set_sync(self, number: int, value: int) -> Answer:
+        pointer = self.pick("pointer", number)
+        return [*self.driver.set_sync_memops(pointer, value), *self.driver.attribute_of(pointer, 6)]
 
     # --- pools, streams, events
 

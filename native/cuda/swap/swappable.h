@@ -2,11 +2,18 @@
  *
  * In a grant with swap=1 (layout.h) cuMemAlloc and its pitched kin get memory from here. A piece is
  * physical memory that can be exported, mapped once, at an address that is the program's for as long as
- * the allocation lives. Every answer about such a pointer is what the driver gives for cuMemAlloc.
+ * the allocation lives. Allocations of more than 1 MiB have a piece each; smaller ones share slabs.
+ *
+ * Shadows. Every answer about such a pointer is what the driver gives for cuMemAlloc, because the driver
+ * gives it: beside each allocation lives its shadow, one byte that the driver's own cuMemAlloc made in the
+ * same context. The shadow is made first, so the driver decides whether this thread may allocate now; what
+ * the program asks about its pointer, the driver is asked about the shadow; and the shadow is freed first,
+ * so cuMemFree waits for the GPU and treats captures as ever. Shadows take 512 bytes each and do not leave.
  */
 #ifndef ALIQUOT_SWAPPABLE_H
 #define ALIQUOT_SWAPPABLE_H
 
+#include "allocation.h"
 #include "hooked.h"
 
 #include <stdbool.h>
@@ -30,5 +37,50 @@ CUresult swappable_export(CUdeviceptr address, int *descriptor);
 CUresult swappable_take_away(CUdeviceptr address);
 /* Give the piece new memory at its address, and a descriptor of it for the mover. */
 CUresult swappable_bring_back(CUdeviceptr address, int *descriptor);
+
+/* --- for the calls that allocate and free (memory.c) --------------------------------------------- */
+
+/* cuMemAlloc and cuMemAllocPitch, with the driver's own functions. CUDA_ERROR_NOT_SUPPORTED: the memory
+ * cannot be such that it can leave, and nothing was done. */
+CUresult swappable_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_t bytes);
+CUresult swappable_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *pointer,
+                               size_t *pitch, size_t width, size_t height, unsigned element);
+
+/* Free an allocation with a shadow that was taken out of its map. Returns the driver's answer about the
+ * shadow. */
+CUresult swappable_free(const struct allocation *allocation);
+CUresult swappable_free_async(const struct allocation *allocation, __typeof__(&cuMemFreeAsync) real,
+                              CUstream stream);
+
+/* The driver ends a context: its pieces are kept until it has. `by` tells one such end from others. */
+void swappable_context_ending(CUcontext context, const void *by);
+void swappable_context_ended(const void *by);
+/* The driver refused. */
+void swappable_context_stays(const void *by);
+
+/* --- for the calls that ask about pointers ------------------------------------------------------- */
+
+struct swappable_view {
+	CUdeviceptr base; /* of the allocation */
+	uint64_t bytes;   /* as asked for */
+	CUdeviceptr shadow;
+	struct swappable_piece piece;
+};
+
+/* The allocation that has this byte; false: none of ours. */
+bool swappable_find(CUdeviceptr address, struct swappable_view *out);
+
+/* The address to ask the driver about instead of this one: a shadow; or one that the driver does not know,
+ * for addresses that we have reserved and that belong to no allocation; or the address itself. */
+CUdeviceptr swappable_driver_address(CUdeviceptr address);
+
+/* The same for calls that free a pointer which is none: no shadow may be freed. */
+CUdeviceptr swappable_unknown(CUdeviceptr address);
+
+/* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID of the piece; it stays the same when the memory moves. */
+uint64_t swappable_block_id(CUdeviceptr piece);
+
+/* The piece with this byte cannot leave any more: its memory was handed out. */
+void swappable_fix(CUdeviceptr address);
 
 #endif
