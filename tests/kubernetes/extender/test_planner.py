@@ -20,6 +20,7 @@ from aliquot.kubernetes.cluster.cluster import UNREPORTED_SECONDS, Cluster
 from aliquot.kubernetes.cluster.parts import Part, Parts, plan_of
 from aliquot.kubernetes.cluster.usable import NO_AGENT
 from aliquot.kubernetes.extender.planner import Planner
+from aliquot.placement.choose.chooser import Chooser
 from kubernetes.builders import GIB, GPU_BYTES, container, gpu_uuid, make_node, make_pod, units
 
 
@@ -58,6 +59,36 @@ def test_the_offered_number_of_nodes_comes_back_best_first() -> None:
     scores = dict(of.scores(make_pod(gpu=1), names))
     assert scores[names[0]] == 10
     assert list(scores.values()) == sorted(scores.values(), reverse=True)
+
+
+def test_a_pod_like_the_last_one_is_computed_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(*, ahead: bool) -> tuple[list[tuple[str, ...]], int]:
+        of = planner(*(make_node(f"n{number}") for number in range(3)))
+        found = [filtered(of, make_pod("first", memory=8, core=5))]
+        if ahead:
+            of.prepare()
+        computed: list[object] = []
+        real = Chooser._costs
+
+        def counted(*args: Any) -> Any:
+            computed.append(args)
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Chooser, "_costs", counted)
+            found.append(filtered(of, make_pod("second", memory=8, core=5)))
+        found.append(filtered(of, make_pod("third", gpu=2)))
+        return found, len(computed)
+
+    assert answers(ahead=False)[1] > 0
+    assert answers(ahead=True) == (answers(ahead=False)[0], 0)
+
+
+def test_a_pod_that_has_changed_is_read_again() -> None:
+    of = planner(make_node("n1"))
+    before, now = make_pod("a", gpu=1), make_pod("a", gpu=2)
+    assert before.metadata.uid == now.metadata.uid
+    assert [of.requests(one)[0].gpus for one in (before, before, now)] == [1, 1, 2]
 
 
 def test_only_requested_nodes_come_back() -> None:

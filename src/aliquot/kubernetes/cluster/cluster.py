@@ -80,6 +80,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
+    pod: Pod
     node: str
     parts: Parts
     seen: float
@@ -107,6 +108,7 @@ class Cluster:
         self._reported: set[str] = set()  # UIDs that their node has reported at some time
         self._rows: dict[str, int] = {}
         self._specs: dict[str, NodeHardware] = {}
+        self._empty_specs: dict[str, NodeHardware] = {}  # `spec_of` each of the nodes
         self._free_rows: list[int] = []
         self._ranks: dict[Ranked, float] = {}
         self._stale: set[str] = set()
@@ -131,6 +133,7 @@ class Cluster:
             self._nodes[name] = node
             self._reported |= _reported_by(node) & self._here.get(name, set())
         self._usages.pop(name, None)
+        self._empty_specs.pop(name, None)
         self._learn(name)
 
     def set_unusable(self, name: str, why: str | None) -> None:
@@ -160,9 +163,13 @@ class Cluster:
             return
         now = None
         if pod is not None and not pod.ended and pod.spec.node_name:
-            parts = planned_parts(pod, self._presets)
-            seen = self._bound[uid].seen if uid in self._bound else self.now()
-            now = _Bound(pod.spec.node_name, parts, seen) if parts else None
+            known = self._bound.get(uid)
+            if known is not None and _is_planned_as(pod, known.pod):
+                parts = known.parts
+            else:
+                parts = planned_parts(pod, self._presets)
+            seen = known.seen if known is not None else self.now()
+            now = _Bound(pod, pod.spec.node_name, parts, seen) if parts else None
         if now and before and (now.node, now.parts) == (before.node, before.parts):
             self._reserved.pop(uid, None)  # the row of its node does not change
             self._bound[uid] = now
@@ -397,9 +404,12 @@ class Cluster:
 
     def _spec(self, node: GpuNode) -> NodeHardware:
         """A node as `placement` knows it; no GPU of an unusable one can be given."""
-        spec = spec_of(node)
+        name = node.metadata.name
+        spec = self._empty_specs.get(name)
+        if spec is None:
+            spec = self._empty_specs[name] = spec_of(node)
         unhealthy = spec.unhealthy
-        if node.metadata.name in self._unusable:
+        if name in self._unusable:
             unhealthy = frozenset(range(spec.gpus))
         return replace(spec, rank=self._ranks.get(ranked(spec), 0.0), unhealthy=unhealthy)
 
@@ -449,6 +459,11 @@ class Cluster:
         for uid in [uid for uid, one in self._reserved.items() if one.until <= now]:
             self.forget(uid)
         self._next_old = min((one.until for one in self._reserved.values()), default=math.inf)
+
+
+def _is_planned_as(pod: Pod, before: Pod) -> bool:
+    """Whether nothing has changed that `planned_parts` depends on."""
+    return pod.spec == before.spec and pod.metadata.annotations == before.metadata.annotations
 
 
 def _reported_by(node: GpuNode) -> set[str]:

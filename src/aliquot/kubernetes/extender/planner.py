@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 TRIED = 100  # nodes on which several containers are tried together
 RESERVED_SECONDS = 30.0
 BEST_SCORE = 10
+REMEMBERED = 1 << 14  # pods whose requests are remembered
 MOST_NAMED = 3  # nodes in a message, of those that are unusable for one reason
 PERMANENT = {Lack.MODEL, Lack.WEAK, Lack.TOO_FEW, Lack.TOO_SMALL}
 
@@ -78,12 +79,21 @@ class Planner:
         self.cluster = cluster
         self._presets = presets
         self._offer = offer
+        self._asked: dict[str, tuple[Pod, tuple[ContainerRequest, ...]]] = {}  # by UID
+        self._last: tuple[ContainerRequest, ...] = ()
 
     def requests(self, pod: Pod) -> tuple[ContainerRequest, ...]:
         """What a pod asks for; InvalidRequestError if that or its duration is invalid."""
+        uid = pod.metadata.uid
+        known = self._asked.get(uid)
+        if known is not None and known[0] is pod:
+            return known[1]
         found = requests_of(pod, self._presets)
         if found:
             check_duration(pod)
+        if len(self._asked) >= REMEMBERED:
+            self._asked.clear()
+        self._asked[uid] = pod, found
         return found
 
     def names_resources(self, pod: Pod) -> bool:
@@ -109,7 +119,16 @@ class Planner:
         self.cluster.reserve(
             uid, Reserved(pod.key, best, parts, until, requests=requests, node_version=version)
         )
+        self._last = requests
         return Answer(tuple(name for name, _ in found))
+
+    def prepare(self) -> None:
+        """Compute ahead what the next answer needs if that pod asks for the same as the last.
+
+        kube-scheduler waits for an answer, and not for this.
+        """
+        if self._last:
+            self._costs(self._last)
 
     def being_bound(self, pod: Pod, names: Sequence[str]) -> Answer | None:
         """The answer for a pod that is being bound; None if it is not.

@@ -148,6 +148,7 @@ class Extender:
             if answer.names:
                 count("fits")
                 self._waiting.done(pod.metadata.uid)
+                asyncio.get_running_loop().call_soon(self._planner.prepare)  # after the answer
             elif answer.by_gang:
                 count("gang waits")
             else:

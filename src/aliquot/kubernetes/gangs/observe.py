@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.gangs.sizes import MemberCount
     from aliquot.kubernetes.gangs.state import GangState, MemberPlace, PlannedStart
 
-MORE = 100
-
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -101,7 +99,6 @@ class Observer:
         self._evictor = evictor
         self._considered: dict[str, int] = {}
         self._decisions = 0
-        self._requested: dict[str, tuple[Pod, tuple[ContainerRequest, ...]]] = {}
         self.counts: Mapping[GangKey, MemberCount] = {}
         self.now = 0.0
 
@@ -214,7 +211,7 @@ class Observer:
         if now < gang.retry.not_before:
             return None
         try:
-            requests = [self._requests(one) for one in unbound]
+            requests = [self._planner.requests(one) for one in unbound]
         except InvalidRequestError as error:
             self._report(gang, Phase.REFUSED, str(error))
             return None
@@ -240,15 +237,6 @@ class Observer:
 
     def _report(self, gang: GangState, phase: Phase, why: str) -> None:
         self._registry.update(report(gang, phase, why))
-
-    def _requests(self, pod: Pod) -> tuple[ContainerRequest, ...]:
-        meta = pod.metadata
-        if len(self._requested) > 2 * len(self._workloads.pods) + MORE:
-            self._requested.clear()
-        found = self._requested.get(meta.uid)
-        if found is None or found[0] is not pod:
-            found = self._requested[meta.uid] = pod, self._planner.requests(pod)
-        return found[1]
 
     # --- the input of a decision ------------------------------------------------------------------
 

@@ -236,9 +236,9 @@ class Allocations:
 
     def _row_number(self, node: int) -> int:
         """What a row adds to the fingerprint, before its weight."""
-        column = np.arange(1, self.holders.shape[1] + 1)
-        gpus = ((self.milli_free[node] + self.holders[node]) * column).sum()
-        return int(gpus + self.cpu_free[node] + self.ram_free[node])
+        each = zip(self.milli_free[node].tolist(), self.holders[node].tolist(), strict=True)
+        gpus: int = sum(n * (milli + holders) for n, (milli, holders) in enumerate(each, 1))
+        return gpus + int(self.cpu_free[node]) + int(self.ram_free[node])
 
     def _add_all(self, bundle: Bundle, sign: int) -> None:
         self.cpu_free[bundle.nodes] -= sign * bundle.cpu
