@@ -54,6 +54,7 @@ class Faults:
     refuse: Callable[[str, str], int | None] = field(default=lambda _method, _path: None)
     budgets: dict[str, str] = field(default_factory=dict)  # of pods that may not be evicted
     grace: float = 0.0  # seconds that a pod with a node takes to end
+    unanswered: set[str] = field(default_factory=set)  # paths whose requests get no answer
 
 
 class FakeApi:
@@ -188,6 +189,8 @@ class FakeApi:
         self.requests.append((request.method, request.url.path))
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized", "Unauthorized")
+        if request.url.path in self.faults.unanswered:
+            await asyncio.Event().wait()
         refused = self.faults.refuse(request.method, request.url.path)
         if refused is not None:
             return _status(refused, "Refused", "as the test says")

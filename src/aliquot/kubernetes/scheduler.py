@@ -163,7 +163,7 @@ class Scheduler:
         extender = Extender(
             finder, planner, answers, self._binder, self._waiting, self._metrics, self
         )
-        self.app = extender.app()
+        self.handler = extender.handler()
         self.pages = extender.pages()
 
     def not_ready(self) -> str:
@@ -305,7 +305,7 @@ async def serve(options: SchedulerOptions) -> None:
     async with connect(options.kubeconfig) as client:
         scheduler = Scheduler(client, options)
         await serve_while(
-            scheduler.app,
+            scheduler.handler,
             options.address,
             scheduler.run(),
             pages=scheduler.pages,

@@ -18,6 +18,7 @@ from aliquot.kubernetes.api.plan import Plan, decode_plan
 from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
 from kubernetes.builders import node_json
 from kubernetes.fake_api import FakeApi, as_json, until
+from kubernetes.handler_transport import HandlerTransport
 
 OFTEN = LeaseTimes(retry=0.05)
 
@@ -28,7 +29,7 @@ class Replica:
     def __init__(self, scheduler: Scheduler, api: FakeApi) -> None:
         self.scheduler = scheduler
         self._api = api
-        transport = httpx2.ASGITransport(app=scheduler.app)
+        transport = HandlerTransport(scheduler.handler)
         self._http = httpx2.AsyncClient(transport=transport, base_url="http://extender")
 
     async def get(self, path: str) -> httpx2.Response:

@@ -14,7 +14,7 @@ import pytest
 from aliquot.kubernetes.api.gpunode import NodeGrant
 from aliquot.kubernetes.api.names import PLAN, RETRY
 from aliquot.kubernetes.api.objects import PODS
-from aliquot.kubernetes.extender import bind, server, waiting
+from aliquot.kubernetes.extender import bind, planner, server, waiting
 from kubernetes.builders import container, gpu_uuid, make_node, make_pod, node_json, units
 from kubernetes.extender.replica import (
     Replica,
@@ -528,26 +528,29 @@ def test_all_answers_but_to_a_bind_have_a_deadline(monkeypatch: pytest.MonkeyPat
     """kube-scheduler schedules no other pod while it waits for a filter."""
     monkeypatch.setattr(server, "ANSWER_SECONDS", 0.05)
 
-    async def play(_: FakeApi, one: Replica) -> None:
-        async def never() -> Any:
-            await asyncio.Event().wait()
-
-        async def status_of(path: str) -> int:
-            answered = asyncio.get_running_loop().create_future()
-
-            async def send(message: Any) -> None:
-                if message["type"] == "http.response.start":
-                    answered.set_result(message["status"])
-
-            scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-            await one.scheduler.app(scope, never, send)
-            return int(await answered)
-
-        binding = asyncio.create_task(status_of("/bind"))
+    async def play(api: FakeApi, one: Replica) -> None:
+        api.faults.unanswered.add("/api/v1/namespaces/ns/pods/a")
+        meta = {"name": "a", "namespace": "ns", "uid": "u"}
+        bind = {"PodName": "a", "PodNamespace": "ns", "PodUID": "u", "Node": "n1"}
+        binding = asyncio.create_task(one.post("/bind", bind))
+        asked = {"Pod": {"metadata": meta}, "Nodes": None, "NodeNames": ["n1"]}
         for path in ("/filter", "/prioritize", "/preempt"):
-            assert await status_of(path) == 503
+            assert (await one.post(path, asked)).status_code == 503
         assert not binding.done()
         binding.cancel()
+
+    played(play)
+
+
+def test_the_next_answer_is_prepared_after_one_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    monkeypatch.setattr(planner.Planner, "prepare", lambda _: prepared.append(1))
+
+    async def play(api: FakeApi, one: Replica) -> None:
+        assert not (await one.filter(put_pod(api, make_pod("huge", gpu=9)), "n1"))["NodeNames"]
+        assert not prepared
+        assert (await one.filter(put_pod(api, make_pod("a", gpu=1)), "n1"))["NodeNames"]
+        await until(lambda: prepared)
 
     played(play)
 

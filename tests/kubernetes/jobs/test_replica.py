@@ -13,6 +13,7 @@ import pytest
 from aliquot.kubernetes.api.leader import LeaseTimes
 from aliquot.kubernetes.jobs.run import ControllerOptions, Replica
 from kubernetes.fake_api import until
+from kubernetes.handler_transport import HandlerTransport
 from kubernetes.jobs.job_cluster import SOON, JobCluster
 
 OFTEN = LeaseTimes(retry=0.05)
@@ -33,7 +34,7 @@ async def replica(cluster: JobCluster) -> AsyncIterator[Replica]:
 
 
 async def page(one: Replica, path: str) -> str:
-    transport = httpx2.ASGITransport(app=one.app)
+    transport = HandlerTransport(one.pages())
     async with httpx2.AsyncClient(transport=transport, base_url="http://controller") as http:
         return (await http.get(path)).text
 

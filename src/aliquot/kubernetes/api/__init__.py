@@ -9,11 +9,11 @@
 - `evict`: evicting pods, and refusals by PodDisruptionBudgets.
 - `gang`: the Gang object.
 - `gpunode`: the GPUNode object.
+- `http_server`: a small HTTP server for kube-scheduler's calls, health and metrics.
 - `leader`: leader election by a Lease.
 - `log`: logging on a cluster.
 - `names`: the labels, annotations and component names of Aliquot.
 - `objects`: the other objects, with the fields that Aliquot uses.
-- `pages`: a small HTTP server for health and metrics.
 - `plan`: the plan of a pod, an annotation.
 - `presets`: the resource names by which pods ask for GPUs: ours and those of other projects.
 - `queue`: the Queue object.

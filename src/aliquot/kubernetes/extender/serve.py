@@ -14,23 +14,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
-import uvicorn
 
-from aliquot.kubernetes.api.pages import SignalFreeServer, serve_pages
+from aliquot.kubernetes.api.http_server import GRACE, serve_http
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
     from typing import Any
 
-    from starlette.applications import Starlette
-    from starlette.types import ASGIApp
-
+    from aliquot.kubernetes.api.http_server import Handler
     from aliquot.kubernetes.extender.certificates import KeyPair
 
 CERTIFICATE_SECONDS = 60.0  # between two looks at the certificate file
-KEEP_ALIVE = 120  # seconds: kube-scheduler closes idle connections before we do
-GRACE = 5  # seconds in which requests under way are answered at the end
+LONGEST = 1 << 28  # bytes: kube-scheduler may send all nodes, to be told that it should not
 
 _log = structlog.get_logger(__name__)
 
@@ -109,11 +105,11 @@ def require_clients(context: ssl.SSLContext, authority: str) -> None:
 
 
 async def serve_while(
-    app: ASGIApp,
+    handler: Handler,
     at: Address,
     work: Coroutine[Any, Any, None],
     *,
-    pages: Starlette,
+    pages: Handler,
     tls: Tls | None = None,
 ) -> None:
     """Serve and work, until a signal comes or the work ends; what the work raised is raised.
@@ -123,51 +119,31 @@ async def serve_while(
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    server = SignalFreeServer(_config(app, at))
-    serving = asyncio.create_task(_serve(server, tls))
+    serving = asyncio.create_task(_serve(handler, at, tls))
     loops: list[Coroutine[Any, Any, object]] = [ended.wait(), work]
     if at.health_port:
-        loops.append(serve_pages(pages, at.host, at.health_port))
+        loops.append(serve_http(pages, at.host, at.health_port))
     tasks = [serving, *(asyncio.create_task(one) for one in loops)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        server.should_exit = True
-        if server.started:
-            await asyncio.wait([serving], timeout=GRACE + 1)
+        serving.cancel()
+        await asyncio.wait([serving], timeout=GRACE + 1)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _serve(server: SignalFreeServer, tls: Tls | None) -> None:
-    config = server.config
-    config.load()
+async def _serve(handler: Handler, at: Address, tls: Tls | None) -> None:
     if tls is None:
-        await server.serve()
+        await serve_http(handler, at.host, at.port, longest=LONGEST)
         return
-    context = config.ssl = await tls.context()
+    context = await tls.context()
     async with asyncio.TaskGroup() as tasks:
-        renewing = tasks.create_task(tls.keep(context))
-        await server.serve()
-        renewing.cancel()
-
-
-def _config(app: ASGIApp, at: Address) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=at.host,
-        port=at.port,
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=GRACE,
-        timeout_keep_alive=KEEP_ALIVE,
-    )
+        tasks.create_task(tls.keep(context))
+        tasks.create_task(serve_http(handler, at.host, at.port, longest=LONGEST, tls=context))
 
 
 def _modified(file: str | os.PathLike[str]) -> float:

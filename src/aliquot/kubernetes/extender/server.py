@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
+from aliquot.kubernetes.api.http_server import JSON, HttpResponse, pages, text
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.messages import (
@@ -39,8 +36,7 @@ from aliquot.kubernetes.extender.pods import UnknownPodError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
+    from aliquot.kubernetes.api.http_server import Handler, HttpRequest
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.extender.bind import Binder
     from aliquot.kubernetes.extender.metrics import Metrics
@@ -98,39 +94,33 @@ class Extender:
         self._metrics = metrics
         self._readiness = readiness
 
-    def app(self) -> ASGIApp:
-        """The application. Calls of kube-scheduler bypass Starlette's routes, for speed."""
+    def handler(self) -> Handler:
+        """Answers the calls of kube-scheduler, and shows the pages."""
         asked = {
-            ("POST", "/filter"): self._filter,
-            ("POST", "/prioritize"): self._prioritize,
-            ("POST", "/bind"): self._bind,
-            ("POST", "/preempt"): self._preempt,
+            "/filter": self._filter,
+            "/prioritize": self._prioritize,
+            "/bind": self._bind,
+            "/preempt": self._preempt,
         }
         others = self.pages()
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            answer = asked.get((scope.get("method", ""), scope.get("path", "")))
+        async def handle(request: HttpRequest) -> HttpResponse:
+            answer = asked.get(request.path) if request.method == "POST" else None
             if answer is None:
-                await others(scope, receive, send)
-                return
-            response = await self._when_ready(answer, Request(scope, receive))
-            await response(scope, receive, send)
+                return await others(request)
+            return await self._when_ready(answer, request.body)
 
-        return app
+        return handle
 
-    def pages(self) -> Starlette:
+    def pages(self) -> Handler:
         """The pages for the kubelet's probes and for Prometheus."""
-        return Starlette(
-            routes=[
-                Route("/healthz", _healthz),
-                Route("/readyz", self._readyz),
-                Route("/metrics", self._show_metrics),
-            ]
+        return pages(
+            {"/healthz": _healthz, "/readyz": self._readyz, "/metrics": self._show_metrics}
         )
 
-    async def _filter(self, request: Request) -> Response:
+    async def _filter(self, body: bytes) -> HttpResponse:
         with self._metrics.deciding("filter") as count:
-            args = msgspec.json.decode(await request.body(), type=ExtenderArgs)
+            args = msgspec.json.decode(body, type=ExtenderArgs)
             names = args.names
             if names is None:
                 count("error")
@@ -158,21 +148,21 @@ class Extender:
                 FilterResult(list(answer.names), failed_and_unresolvable_nodes=dict(answer.refused))
             )
 
-    async def _prioritize(self, request: Request) -> Response:
+    async def _prioritize(self, body: bytes) -> HttpResponse:
         with self._metrics.deciding("prioritize") as count:
-            args = msgspec.json.decode(await request.body(), type=ExtenderArgs)
+            args = msgspec.json.decode(body, type=ExtenderArgs)
             try:
                 pod = await self._find(args.pod)
             except UnknownPodError as error:
                 count("unknown pod")
-                return Response(str(error), 404)
+                return text(str(error), 404)
             scores = self._planner.scores(pod, args.names or [])
             count("scored")
             return _json([HostPriority(name, score) for name, score in scores])
 
-    async def _bind(self, request: Request) -> Response:
+    async def _bind(self, body: bytes) -> HttpResponse:
         with self._metrics.deciding("bind") as count:
-            args = msgspec.json.decode(await request.body(), type=BindingArgs)
+            args = msgspec.json.decode(body, type=BindingArgs)
             try:
                 await self._binder.bind(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
             except NotBoundError as error:
@@ -187,14 +177,14 @@ class Extender:
             self._waiting.done(args.pod_uid)
             return _json(BindingResult())
 
-    async def _preempt(self, request: Request) -> Response:
+    async def _preempt(self, body: bytes) -> HttpResponse:
         with self._metrics.deciding("preempt") as count:
-            args = msgspec.json.decode(await request.body(), type=PreemptionArgs)
+            args = msgspec.json.decode(body, type=PreemptionArgs)
             try:
                 pod = await self._find(args.pod)
             except UnknownPodError as error:
                 count("unknown pod")
-                return Response(str(error), 404)
+                return text(str(error), 404)
             asked = args.node_name_to_meta_victims or {}
             every = {node: _uids(one) for node, one in asked.items()}
             victims = {
@@ -210,42 +200,47 @@ class Extender:
                 PreemptionResult({node: one for node, one in found.items() if one is not None})
             )
 
-    async def _readyz(self, _: Request) -> Response:
+    async def _readyz(self) -> HttpResponse:
         why = self._readiness.not_ready()
         if why:
-            return Response(why, 503)
-        return Response("follows" if self._readiness.why_not() else "leads")
+            return text(why, 503)
+        return text("follows" if self._readiness.why_not() else "leads")
 
-    async def _show_metrics(self, _: Request) -> Response:
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    async def _show_metrics(self) -> HttpResponse:
+        return HttpResponse(self._metrics.exposition(), content_type=CONTENT_TYPE_LATEST)
 
     async def _when_ready(
-        self, answer: Callable[[Request], Awaitable[Response]], request: Request
-    ) -> Response:
+        self, answer: Callable[[bytes], Awaitable[HttpResponse]], body: bytes
+    ) -> HttpResponse:
         why = self._readiness.why_not()
         if why:
-            return Response(why, 503)
-        limit = None if answer == self._bind else ANSWER_SECONDS
+            return text(why, 503)
         try:
-            async with asyncio.timeout(limit):
-                return await answer(request)
+            return await answer(body)
         except TimeoutError:
-            return Response(f"no answer within {ANSWER_SECONDS:.0f} s", 503)
+            return text(f"no answer within {ANSWER_SECONDS:.0f} s", 503)
         except msgspec.DecodeError as error:
-            return Response(f"invalid request: {error}", 400)
+            return text(f"invalid request: {error}", 400)
 
     async def _find(self, named: NamedPod) -> Pod:
-        """The pod that a call names. UnknownPodError if there is none."""
+        """The pod that a call names. UnknownPodError if there is none.
+
+        All else in an answer takes no time but the processor's, so the limit of time is here.
+        """
         one = named.metadata
-        return await self._pods.get(one.namespace, one.name, one.uid)
+        pod = self._pods.seen(one.namespace, one.name, one.uid)
+        if pod is not None:
+            return pod
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await self._pods.get(one.namespace, one.name, one.uid)
 
 
-async def _healthz(_: Request) -> Response:
-    return Response("alive")
+async def _healthz() -> HttpResponse:
+    return text("alive")
 
 
-def _json(message: object) -> Response:
-    return Response(msgspec.json.encode(message), media_type="application/json")
+def _json(message: object) -> HttpResponse:
+    return HttpResponse(msgspec.json.encode(message), content_type=JSON)
 
 
 def _uids(victims: MetaVictims | None) -> list[str]:

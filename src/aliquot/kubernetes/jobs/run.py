@@ -15,19 +15,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
 from aliquot.kubernetes.api.changes import Changes
 from aliquot.kubernetes.api.client import connect
 from aliquot.kubernetes.api.elasticjob import JOB_PODS, JOBS
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.gang import GANGS
+from aliquot.kubernetes.api.http_server import HttpResponse, pages, serve_http, text
 from aliquot.kubernetes.api.leader import USUAL_TIMES, Elector, LeaseTimes
 from aliquot.kubernetes.api.names import CONTROLLER, SCHEDULER
-from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.cluster.view import USUAL_LABELS
@@ -42,9 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
-    from starlette.requests import Request
-
     from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.api.http_server import Handler
     from aliquot.kubernetes.cluster.topology import Labels
 
 BURST_SECONDS = 0.05  # changes come in bursts
@@ -163,21 +159,22 @@ class Replica:
 
     # --- HTTP ---
 
-    @property
-    def app(self) -> Starlette:
+    def pages(self) -> Handler:
         """The pages for the kubelet's probes and for Prometheus."""
-        return Starlette(
-            routes=[
-                Route("/healthz", lambda _: PlainTextResponse("alive")),
-                Route("/readyz", self._ready),
-                Route("/metrics", lambda _: Response(generate_latest(self._registry))),
-            ]
+        return pages(
+            {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._show_metrics}
         )
 
-    def _ready(self, _: Request) -> Response:
+    async def _healthz(self) -> HttpResponse:
+        return text("alive")
+
+    async def _readyz(self) -> HttpResponse:
         if self._jobs.synced and self._job_pods.synced:
-            return PlainTextResponse("leads" if self._elector.leading else "follows")
-        return PlainTextResponse("ElasticJobs and pods are not listed yet", 503)
+            return text("leads" if self._elector.leading else "follows")
+        return text("ElasticJobs and pods are not listed yet", 503)
+
+    async def _show_metrics(self) -> HttpResponse:
+        return HttpResponse(generate_latest(self._registry), content_type=CONTENT_TYPE_LATEST)
 
     def _metrics(self) -> CollectorRegistry:
         registry = CollectorRegistry()
@@ -206,7 +203,7 @@ async def serve(options: ControllerOptions) -> None:
         loops: list[Coroutine[Any, Any, object]] = [
             ended.wait(),
             replica.run(),
-            serve_pages(replica.app, options.host, options.port),
+            serve_http(replica.pages(), options.host, options.port),
         ]
         tasks = [asyncio.create_task(one) for one in loops]
         try:

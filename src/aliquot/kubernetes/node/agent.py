@@ -26,8 +26,8 @@ from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError, connect
 from aliquot.kubernetes.api.events import Recorder
+from aliquot.kubernetes.api.http_server import serve_http
 from aliquot.kubernetes.api.objects import NODES, PODS
-from aliquot.kubernetes.api.pages import serve_pages
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
@@ -42,7 +42,7 @@ from aliquot.kubernetes.node.metrics import (
     AllocationsCollector,
     CallMetrics,
     CheckResult,
-    make_app,
+    node_pages,
 )
 from aliquot.kubernetes.node.pods import NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
@@ -179,7 +179,7 @@ class Agent:
         await self._observe_runtime()
         self.injection.restore(self.saved)  # before the kubelet starts any
         self.health.start()
-        app = make_app(self.metrics, self.arbiter, self._checks)
+        pages = node_pages(self.metrics, self.arbiter, self._checks)
         renewal = asyncio.create_task(self.health.run())
         loops: list[Coroutine[Any, Any, object]] = [
             ended.wait(),
@@ -193,7 +193,7 @@ class Agent:
             self._check_images(),
             self._check_arbiter(),
             self._check_runtime(),
-            serve_pages(app, self.options.host, self.options.port),
+            serve_http(pages, self.options.host, self.options.port),
         ]
         tasks = [renewal, *(asyncio.create_task(one) for one in loops)]
         try:

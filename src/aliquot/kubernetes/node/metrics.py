@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
+from aliquot.kubernetes.api.http_server import pages, text
 from aliquot.model.errors import AliquotError, ArbiterError
 from aliquot.slices.prometheus import exposition
 
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prometheus_client.core import Metric
-    from starlette.requests import Request
 
+    from aliquot.kubernetes.api.http_server import Handler, HttpResponse
     from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
 
@@ -142,31 +140,32 @@ class AllocationsCollector:
         return family
 
 
-def make_app(metrics: CallMetrics, arbiter: ArbiterGrants, checks: Checks) -> Starlette:
+def node_pages(metrics: CallMetrics, arbiter: ArbiterGrants, checks: Checks) -> Handler:
     """The pages; `checks` gives the result of each check by its name."""
 
-    async def metrics_page(_: Request) -> PlainTextResponse:
+    async def metrics_page() -> HttpResponse:
         try:
             status = await arbiter.status()
         except ArbiterError:
             status = None
         own = prometheus.generate_latest(metrics.registry).decode()
-        return PlainTextResponse(exposition(status) + own)
+        return text(exposition(status) + own)
 
-    async def livez(_: Request) -> PlainTextResponse:
-        return PlainTextResponse("ok\n")
+    async def livez() -> HttpResponse:
+        return text("ok\n")
 
-    async def healthz(_: Request) -> PlainTextResponse:
+    async def healthz() -> HttpResponse:
         results = await checks()
-        text = "".join(f"{name}: {one.problem or 'ok'}\n" for name, one in results.items())
+        lines = [f"{name}: {one.problem or 'ok'}\n" for name, one in results.items()]
         failed = any(one.problem for one in results.values())
-        return PlainTextResponse(text, 503 if failed else 200)
+        return text("".join(lines), 503 if failed else 200)
 
-    async def readyz(_: Request) -> PlainTextResponse:
+    async def readyz() -> HttpResponse:
         results = await checks()
         failed = {name: one for name, one in results.items() if one.problem and one.for_pods}
-        text = "".join(f"{name}: {one.problem}\n" for name, one in failed.items()) or "ok\n"
-        return PlainTextResponse(text, 503 if failed else 200)
+        lines = [f"{name}: {one.problem}\n" for name, one in failed.items()]
+        return text("".join(lines) or "ok\n", 503 if failed else 200)
 
-    pages = {"/metrics": metrics_page, "/livez": livez, "/healthz": healthz, "/readyz": readyz}
-    return Starlette(routes=[Route(path, answer) for path, answer in pages.items()])
+    return pages(
+        {"/metrics": metrics_page, "/livez": livez, "/healthz": healthz, "/readyz": readyz}
+    )
