@@ -167,6 +167,12 @@ static const char *map_pages(const int fds[PAGES], uint64_t slot, struct arbiter
 	return wrong;
 }
 
+static void close_all(const int *fds, int count)
+{
+	for (int i = 0; i < count; i++)
+		close(fds[i]);
+}
+
 /* One question and its answer. A connection that is refused or cut off is tried again: the arbiter
  * may be starting. */
 static bool ask_patiently(const char *directory, struct aliquot_message question,
@@ -230,8 +236,7 @@ enum arbiter_hello arbiter_hello(struct arbiter_welcome *out)
 		wrong = map_pages(fds, answer.value, out);
 	if (!wrong && created && out->limits->created_ns != created)
 		wrong = "the one this program was started in has ended, and this one has its name";
-	for (int i = 0; i < count; i++)
-		close(fds[i]);
+	close_all(fds, count);
 	if (parked)
 		return ARBITER_PARKED;
 	if (wrong)
@@ -239,30 +244,44 @@ enum arbiter_hello arbiter_hello(struct arbiter_welcome *out)
 	return wrong ? ARBITER_REFUSES : ARBITER_WELCOMES;
 }
 
-static bool measure(int patience_ms, uint64_t held_for_context)
+/* One question, without a second try. The caller closes the descriptors that come with the answer. */
+static bool ask_once(struct aliquot_message question, int patience_ms,
+                     struct aliquot_message *answer, int fds[PAGES], int *count)
 {
 	char directory[PATH_MAX];
 	uint64_t created;
 	int64_t deadline = now_ms() + patience_ms;
+	*count = 0;
 	int fd = forward_grant(directory, &created) ? connect_to(directory, patience_ms) : -1;
 	if (fd < 0)
 		return false;
-	struct aliquot_message answer;
-	int fds[PAGES], count = 0;
-	bool answered = exchange(fd, deadline, aliquot_message_make(ALIQUOT_MEASURE, held_for_context),
-	                         &answer, fds, &count);
-	for (int i = 0; i < count; i++)
-		close(fds[i]);
+	bool answered = exchange(fd, deadline, question, answer, fds, count);
 	close(fd);
-	return answered && answer.kind == ALIQUOT_MEASURED;
+	return answered;
 }
 
 bool arbiter_measure(int patience_ms, uint64_t held_for_context)
 {
-	int cancel = cancel_disable();
-	bool answered = measure(patience_ms, held_for_context);
+	struct aliquot_message answer;
+	int fds[PAGES], count, cancel = cancel_disable();
+	bool answered = ask_once(aliquot_message_make(ALIQUOT_MEASURE, held_for_context), patience_ms,
+	                         &answer, fds, &count);
+	close_all(fds, count);
 	cancel_restore(cancel);
-	return answered;
+	return answered && answer.kind == ALIQUOT_MEASURED;
+}
+
+int arbiter_mover(int patience_ms)
+{
+	struct aliquot_message answer;
+	int fds[PAGES], count, cancel = cancel_disable();
+	bool answered = ask_once(aliquot_message_make(ALIQUOT_MOVER, 0), patience_ms, &answer, fds,
+	                         &count);
+	bool is_there = answered && answer.kind == ALIQUOT_MOVER && count == 1;
+	if (!is_there)
+		close_all(fds, count);
+	cancel_restore(cancel);
+	return is_there ? fds[0] : -1;
 }
 
 static void ring(void)

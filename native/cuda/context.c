@@ -15,6 +15,7 @@
 #include "map.h"
 #include "pool.h"
 #include "session.h"
+#include "swap/residence.h"
 
 #include <time.h>
 
@@ -366,10 +367,15 @@ CUresult hook_primary_retain(__typeof__(&cuDevicePrimaryCtxRetain) real, CUconte
 	uint32_t slice = session_slice_of_device(device);
 	if (!context || slice == SESSION_NO_SLICE)
 		return real(context, device);
+	/* To create a context takes memory of the GPU; to retain one that is there does not wait. */
+	struct residence_call resident = {0};
+	if (residence_matters() && !primary_is_active(device))
+		resident = residence_enter();
 	struct turn turn = take_turn(slice);
 	CUresult result = primary_is_active(device) ? retain_again(real, context, device)
 	                                            : retain_first(real, context, device);
 	end_turn(slice, turn);
+	residence_leave(resident);
 	return result;
 }
 

@@ -1,6 +1,7 @@
 #include "freeze_barrier.h"
 
 #include "session.h"
+#include "swap/residence.h"
 
 #include <time.h>
 
@@ -9,7 +10,7 @@
 bool freeze_barrier_enter(void)
 {
 	static const struct timespec pause = {.tv_nsec = FROZEN_MS * 1000 * 1000};
-	if (!session_is_open())
+	if (!session_is_open() || residence_matters())
 		return false;
 	/* Count first, then look: an arbiter that writes the hold and then sees a count of 0 knows that
 	 * we will see the hold. */

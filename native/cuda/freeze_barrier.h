@@ -10,6 +10,9 @@
  * a process waits until the count is 0: those calls return, since no new work begins, and no other call
  * follows them. Guarantee: if the grant is not active and the count is 0, no such call is in the
  * driver, and none will be.
+ *
+ * In a grant with swap=1 nothing waits here, and the driver must not freeze its processes: their memory is
+ * moved by us (aliquot/move.h), the contexts stay, and these calls read nothing that is gone.
  */
 #ifndef ALIQUOT_FREEZE_BARRIER_H
 #define ALIQUOT_FREEZE_BARRIER_H

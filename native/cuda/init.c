@@ -12,6 +12,7 @@
 #include "environment.h"
 #include "gate/gate.h"
 #include "session.h"
+#include "swap/residence.h"
 #include "visible.h"
 
 #include <stdlib.h>
@@ -62,8 +63,10 @@ static CUresult open_session(struct init *init)
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
 	aliquot_lock(&init->lock);
-	if (!initialised)
+	if (!initialised) {
 		gates_start();
+		residence_start();
+	}
 	atomic_store(&initialised, true);
 	aliquot_unlock(&init->lock);
 	return CUDA_SUCCESS;

@@ -1,8 +1,10 @@
 /* The calls that launch kernels.
  *
  * The common ones are written here by hand, not generated. On the fast path they call nothing that
- * would move their arguments, and jump to the driver's function with them. */
+ * would move their arguments, and jump to the driver's function with them. In a grant whose memory can leave
+ * the GPU they wait for it first (swap/residence.h), and take the other path. */
 #include "gate/gate.h"
+#include "swap/residence.h"
 
 #define COLD static __attribute__((noinline, cold))
 
@@ -17,6 +19,23 @@ static void *find_real(unsigned slot)
 	forward_begin();
 	return __atomic_load_n(&forward_real[slot], __ATOMIC_RELAXED);
 }
+
+/* Everything that a launch needs, `call`, the driver's, included. Where memory can leave the GPU, that is
+ * mostly what the fast path is elsewhere. */
+#define LAUNCH(gated, call)                                                                        \
+	do {                                                                                           \
+		struct residence_call resident = residence_enter();                                        \
+		CUresult result;                                                                           \
+		if (resident.is_inside &&                                                                  \
+		    gate_fast_path((gated).stream, (gated).per_thread, (gated).key, false)) {              \
+			result = call;                                                                         \
+		} else {                                                                                   \
+			gate_before(&(gated));                                                                 \
+			result = gate_after(&(gated), call);                                                   \
+		}                                                                                          \
+		residence_leave(resident);                                                                 \
+		return result;                                                                             \
+	} while (0)
 
 /* --- launches with the grid as arguments ------------------------------------------------------ */
 
@@ -34,8 +53,7 @@ COLD CUresult launch(unsigned slot, bool per_thread, SHAPE, void **extra)
 	                            .key = key_of(function, grid_x, grid_y, grid_z)};
 	if (!real)
 		return forward_missing();
-	gate_before(&gated);
-	return gate_after(&gated, real(SHAPED, extra));
+	LAUNCH(gated, real(SHAPED, extra));
 }
 
 COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
@@ -46,8 +64,7 @@ COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
 	                            .key = key_of(function, grid_x, grid_y, grid_z)};
 	if (!real)
 		return forward_missing();
-	gate_before(&gated);
-	return gate_after(&gated, real(SHAPED));
+	LAUNCH(gated, real(SHAPED));
 }
 
 /* There are no gates before the driver is loaded. The slow path loads it, or finds that it lacks
@@ -56,7 +73,7 @@ COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
 	FORWARD_EXPORT CUresult name(SHAPE, void **extra)                                              \
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
-		if (real &&                                                                                \
+		if (real && !residence_matters() &&                                                        \
 		    gate_fast_path(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))   \
 			return real(SHAPED, extra);                                                            \
 		return launch(SLOT_##name, per_thread, SHAPED, extra);                                     \
@@ -66,7 +83,7 @@ COLD CUresult launch_cooperative(unsigned slot, bool per_thread, SHAPE)
 	FORWARD_EXPORT CUresult name(SHAPE)                                                            \
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
-		if (real &&                                                                                \
+		if (real && !residence_matters() &&                                                        \
 		    gate_fast_path(stream, per_thread, key_of(function, grid_x, grid_y, grid_z), false))   \
 			return real(SHAPED);                                                                   \
 		return launch_cooperative(SLOT_##name, per_thread, SHAPED);                                \
@@ -95,8 +112,7 @@ COLD CUresult launch_ex(unsigned slot, bool per_thread, const CUlaunchConfig *co
 	struct gate_launch gated = {.stream = config->hStream,
 	                            .per_thread = per_thread,
 	                            .key = config_key(config, function)};
-	gate_before(&gated);
-	return gate_after(&gated, real(config, function, parameters, extra));
+	LAUNCH(gated, real(config, function, parameters, extra));
 }
 
 #define CONFIGURED(name, per_thread)                                                               \
@@ -104,7 +120,7 @@ COLD CUresult launch_ex(unsigned slot, bool per_thread, const CUlaunchConfig *co
 	                             void **parameters, void **extra)                                  \
 	{                                                                                              \
 		__typeof__(&name) real = REAL(name);                                                       \
-		if (real && config &&                                                                      \
+		if (real && config && !residence_matters() &&                                              \
 		    gate_fast_path(config->hStream, per_thread, config_key(config, function), false))      \
 			return real(config, function, parameters, extra);                                      \
 		return launch_ex(SLOT_##name, per_thread, config, function, parameters, extra);            \

@@ -273,6 +273,13 @@ void session_tie(enum aliquot_tie tie)
 		atomic_fetch_or(&session->usage->slices[0].entries[session->slot].ties, tie);
 }
 
+uint32_t session_ties(void)
+{
+	struct session *session = current();
+	return session ? (uint32_t)atomic_load(&session->usage->slices[0].entries[session->slot].ties)
+	               : 0;
+}
+
 void session_count_inside(int64_t change)
 {
 	struct session *session = current();

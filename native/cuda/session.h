@@ -60,6 +60,8 @@ uint64_t session_free_bytes(uint32_t slice);
 /* Write down a reason why the driver cannot freeze this process. It stays for as long as it lives.
  */
 void session_tie(enum aliquot_tie tie);
+/* All of them: bits of enum aliquot_tie. */
+uint32_t session_ties(void);
 
 /* Count the threads past the freeze barrier (freeze_barrier.h). Precondition: the session is open.
  */

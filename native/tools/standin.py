@@ -19,6 +19,8 @@ A line of the list is a symbol, followed by any of these:
 - ``failed:function``  called after a failure, with the result;
 - ``barrier``          the call is counted, and blocks while the process is frozen
                        (cuda/freeze_barrier.h);
+- ``resident``         the call waits first while the program's memory is not on the GPU
+                       (cuda/swap/residence.h);
 - ``own``              only this: the symbol is written by hand.
 """
 
@@ -32,7 +34,7 @@ from pathlib import Path
 
 SPARES = 256
 SPARE_SIZE = 64
-OWN, BARRIER = "own", "barrier"
+OWN, BARRIER, RESIDENT = "own", "barrier", "resident"
 
 PROTOTYPE = r"\b{result}\s+({prefix}\w+)\s*\(([^;{{}}]*?)\)\s*;"
 NAME_IN_PARAMETER = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$")
@@ -47,6 +49,7 @@ class Hook:
     then: str
     failed: str
     barrier: bool
+    resident: bool
 
 
 def prototypes(args: argparse.Namespace) -> dict[str, str]:
@@ -66,14 +69,21 @@ def words(path: str) -> list[list[str]]:
 def read_hook(path: str, symbol: str, around: list[str]) -> Hook:
     parts = {"": "", "before": "", "then": "", "failed": ""}
     for word in around:
-        if word == BARRIER:
+        if word in (BARRIER, RESIDENT):
             continue
         when, _, function = word.rpartition(":")
         if parts.get(when) != "":
             raise SystemExit(f"{path}: {symbol} cannot have {word}")
         parts[when] = function
-    barrier = BARRIER in around
-    return Hook(symbol, parts[""], parts["before"], parts["then"], parts["failed"], barrier)
+    return Hook(
+        symbol,
+        parts[""],
+        parts["before"],
+        parts["then"],
+        parts["failed"],
+        BARRIER in around,
+        RESIDENT in around,
+    )
 
 
 def read_hooks(path: str, known: dict[str, str]) -> list[Hook]:
@@ -174,11 +184,13 @@ def hook_function(hook: Hook, parameters: list[str], result: str) -> str:
         "if (__builtin_expect(!real, 0))",
         "\treturn forward_missing();",
     ]
+    if hook.resident:
+        lines.append("struct residence_call resident = residence_enter();")
     if hook.before:
         lines.append(f"{hook.before}();")
     if hook.barrier:
         lines.append("bool inside = freeze_barrier_enter();")
-    if hook.then or hook.failed or hook.barrier:
+    if hook.then or hook.failed or hook.barrier or hook.resident:
         lines.append(f"{result} result = {call};")
         if hook.barrier:
             lines += ["if (inside)", "\tfreeze_barrier_leave();"]
@@ -186,6 +198,8 @@ def hook_function(hook: Hook, parameters: list[str], result: str) -> str:
             lines += ["if (result == 0)", f"\t{hook.then}();"]
         if hook.failed:
             lines += ["if (result != 0)", f"\t{hook.failed}(result);"]
+        if hook.resident:
+            lines.append("residence_leave(resident);")
         call = "result"
     body = "".join(f"\t{line}\n" for line in [*lines, f"return {call};"])
     signature = f"{hook.symbol}({', '.join(parameters) or 'void'})"
@@ -209,8 +223,9 @@ def hooks_source(hooks: list[Hook], known: dict[str, str], result: str) -> str:
     )
     joined_declarations = "\n".join(declared.values())
     joined_functions = "\n".join(functions)
+    include = '#include "swap/residence.h"\n' if any(hook.resident for hook in hooks) else ""
     return f"""#include "hooked.h"
-
+{include}
 {joined_declarations}
 
 {joined_functions}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -27,8 +28,9 @@ def standin() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def header() -> set[str]:
+@functools.cache
+def prototypes() -> dict[str, str]:
+    """The functions of the driver's header with their parameters."""
     command = [sys.executable, str(NATIVE / "tools" / "find_headers.py")]
     folder = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     options = argparse.Namespace(
@@ -38,7 +40,12 @@ def header() -> set[str]:
         result="CUresult",
         prefix="cu",
     )
-    return set(standin().prototypes(options))
+    return dict(standin().prototypes(options))
+
+
+@pytest.fixture(scope="module")
+def header() -> set[str]:
+    return set(prototypes())
 
 
 def hooked() -> list[str]:

@@ -4,11 +4,6 @@
 #include "gate/marks.h"
 #include "gate/pages.h"
 
-#define EACH_CONTEXT(context, all)                                                                 \
-	for (struct gate_context *context = (all)->contexts,                                           \
-	                         *end_ = context + atomic_load(&(all)->context_end);                   \
-	     context < end_; context++)
-
 struct gate_context *gate_find_context(struct gates *all, CUcontext handle)
 {
 	EACH_CONTEXT (context, all)

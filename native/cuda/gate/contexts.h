@@ -5,6 +5,11 @@
 
 #include "gate/state.h"
 
+#define EACH_CONTEXT(context, all)                                                                 \
+	for (struct gate_context *context = (all)->contexts,                                           \
+	                         *end_ = context + atomic_load(&(all)->context_end);                   \
+	     context < end_; context++)
+
 /* Take a gate, and free the slots of its contexts that have ended. Wait for it for `patience_ns` at
  * most, or 5 times as long while processes take turns; false: another thread still has it. */
 bool gate_take(struct gate *gate, uint64_t patience_ns);

@@ -25,6 +25,7 @@
  *     launches            what happens before and after a launch
  *     lifecycle           contexts that are created, destroyed or broken
  *     captures            streams that begin or join a capture
+ *     drain               waiting for all work of the process
  *     selftest            whether gates work in a context
  *     close               closing quanta, and marking streams, because of other calls
  *     quantum             opening, filling and closing a quantum; learning what launches cost
@@ -140,6 +141,14 @@ void gate_capture_begun(struct gate_context *context, CUresult result);
 void gate_capture_ended(CUresult result);
 /* A stream is about to wait for an event, and may join a capture by that. */
 void gate_stream_joining(CUstream stream, bool per_thread);
+
+/* --- all work (drain.c) ------------------------------------------------------------------------ */
+
+/* Whether a stream captures, as far as we know. */
+bool gates_have_captures(void);
+/* Wait until the GPU has done all work of this process. Precondition: no stream captures, and the program
+ * does not begin a capture; the calling thread is in the relaxed capture mode. */
+void gates_drain(void);
 
 /* --- contexts (lifecycle.c) ------------------------------------------------------------------- */
 

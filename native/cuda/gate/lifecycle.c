@@ -6,6 +6,7 @@
 #include "cancel.h"
 #include "gate/base.h"
 #include "gate/contexts.h"
+#include "gate/drain.h"
 #include "gate/gate.h"
 #include "gate/selftest.h"
 #include "gate/streams.h"
@@ -141,6 +142,7 @@ void gate_context_ending(CUcontext handle)
 	gate_close_all();
 	context->state_before = gate_state_of(context);
 	gate_set_state(all, context, GATE_CONTEXT_ENDING);
+	gate_wait_undrained(all, context);
 	gate_remove_streams(all, context);
 	gate_remove_legacy_stream(context);
 }

@@ -133,6 +133,7 @@ struct gates {
 	_Atomic bool has_unknown_contexts;         /* contexts that are not in the table */
 	_Atomic bool has_blocking_streams;         /* there are, or were, blocking streams */
 	_Atomic int32_t captures;                  /* begun and not seen to end */
+	struct gate_context *_Atomic draining;     /* whose work a thread waits for (drain.c) */
 	_Atomic uint32_t context_end;              /* slots from here on were never used */
 	struct gate gates[ALIQUOT_MAX_GPUS];
 	struct gate_context contexts[GATE_CONTEXTS];

@@ -1,27 +1,76 @@
 /* Whether the program's memory is on the GPU, and where calls wait while it is not.
  *
  * Calls that use device memory, or ask about it, are marked `resident` in hooks.txt: residence_enter before
- * the driver, residence_leave after. While memory leaves, is away or returns they wait here, asleep. Calls
- * that only ask how far the GPU is (cuStreamQuery, cuEventQuery) never wait: nothing is queued then.
+ * all else, residence_leave after. While memory leaves, is away or returns they wait here, asleep. Calls that
+ * ask how far the GPU is or wait for it (cuStreamQuery, cuEventQuery, cuStreamSynchronize) never wait here.
  *
- * Whether a call may pass is a pure function of two words: the arbiter's `residence` (layout.h) says GPU,
- * and the memory is there. So a move that the arbiter calls off before it began lets all calls pass at once,
- * whatever the thread that moves is doing.
+ * The barrier has three states, and only the thread that moves the memory (mover_thread.c) changes them:
  *
- * Guarantee: from residence_is_quiet until the memory is back no call is inside, and the GPU has nothing to
- * do for this process.
+ *     OPEN      calls pass
+ *     LEAVING   calls pass if the arbiter's word (layout.h: residence) says GPU. So a move that the arbiter
+ *               calls off lets all calls pass, though the thread may hang where it waits for the GPU
+ *     AWAY      calls wait
+ *
+ * Guarantee: from a successful residence_close until residence_open no marked call is inside, and none was
+ * since the number that residence_is_empty gave. A call is counted before it looks at the state; the thread
+ * writes the state before it looks at the counts; both in sequentially consistent order.
+ *
+ * A thread that is inside cannot be cancelled: it would stay counted. A forked child has no barrier.
  */
 #ifndef ALIQUOT_RESIDENCE_H
 #define ALIQUOT_RESIDENCE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
+
+/* What residence_enter did, for residence_leave. */
+struct residence_call {
+	bool is_inside;
+	int cancel; /* whether the thread could be cancelled before (cancel.h) */
+};
+
+/* --- for the hooks ----------------------------------------------------------------------------- */
+
+extern _Atomic bool residence_is_used;
+struct residence_call residence_enter_slow(void);
+void residence_leave_slow(struct residence_call call);
+
+/* Whether calls may have to wait: there is a barrier. */
+static inline bool residence_matters(void)
+{
+	return __builtin_expect(atomic_load_explicit(&residence_is_used, memory_order_relaxed), 0);
+}
+
+/* Wait until the memory is on the GPU, and be counted as inside. residence_leave must follow. */
+static inline struct residence_call residence_enter(void)
+{
+	return residence_matters() ? residence_enter_slow() : (struct residence_call){0};
+}
+
+static inline void residence_leave(struct residence_call call)
+{
+	if (__builtin_expect(call.is_inside, 0))
+		residence_leave_slow(call);
+}
 
 /* Start the thread that moves this process's memory, if the grant has swap=1. Precondition: the session is
  * open. */
 void residence_start(void);
 
-/* Wait until the memory is on the GPU, and be counted as inside. True: residence_leave must follow. */
-bool residence_enter(void);
-void residence_leave(void);
+/* --- for that thread --------------------------------------------------------------------------- */
+
+/* Make the barrier; `word` is the arbiter's. False: there is no memory for it. */
+bool residence_make(const _Atomic uint32_t *word);
+
+/* To OPEN; wakes all that wait. */
+void residence_open(void);
+/* To LEAVING. */
+void residence_hold(void);
+/* Whether no call is inside. *entered is the number of calls so far. */
+bool residence_is_empty(uint64_t *entered);
+/* To AWAY, if no call has entered since residence_is_empty gave this number and the word says HOST; false:
+ * the state is LEAVING again. */
+bool residence_close(uint64_t entered);
 
 #endif

@@ -1,0 +1,300 @@
+#define _GNU_SOURCE
+#include "swap/carry.h"
+
+#include "arbiter_call.h"
+#include "swap/swappable.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WINDOW 8u /* requests without an answer */
+#define LIST_STEP 1024u
+/* A mover that died is started again by the arbiter: try that long to reach it. */
+#ifndef REACH_MS /* a test has less time */
+#define REACH_MS 5000
+#endif
+#define REACH_ONCE_MS 1000
+#define REACH_AGAIN_MS 20
+#define LOST_MOST 10u /* connections that one move survives */
+/* Longer than a mover needs for one piece, with memory of the host to fill first. */
+#define ANSWER_SECONDS 120
+
+enum place { HERE, AWAY, EMPTY };
+
+struct piece {
+	struct swappable_piece memory;
+	enum place place;
+};
+
+/* All of this is for one thread. */
+static struct piece *pieces;
+static size_t piece_count;
+static int mover = -1;   /* the connection */
+static int kept = -1;    /* a descriptor that stays open: the driver exports faster while one is */
+static bool must_forget; /* the mover may have copies that nobody needs */
+
+/* --- the connection ----------------------------------------------------------------------------- */
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+static bool reach_mover(carry_goes_on *goes_on)
+{
+	struct timespec moment = {.tv_nsec = REACH_AGAIN_MS * 1000 * 1000};
+	struct timeval patience = {.tv_sec = ANSWER_SECONDS};
+	int64_t end = now_ms() + REACH_MS;
+	if (mover >= 0)
+		return true;
+	while ((mover = arbiter_mover(REACH_ONCE_MS)) < 0 && now_ms() < end && goes_on())
+		nanosleep(&moment, NULL);
+	if (mover >= 0)
+		setsockopt(mover, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	return mover >= 0;
+}
+
+/* Send a request, with a descriptor unless it is -1. False: the mover is gone. */
+static bool send_request(enum aliquot_move_kind kind, const struct swappable_piece *piece, int fd)
+{
+	struct aliquot_move request = {
+		.magic = ALIQUOT_MOVE_MAGIC,
+		.version = ALIQUOT_MOVE_VERSION,
+		.kind = (uint16_t)kind,
+		.piece = piece->address,
+		.bytes = piece->bytes,
+	};
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec part = {.iov_base = &request, .iov_len = sizeof(request)};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+	if (fd >= 0) {
+		memset(&control, 0, sizeof(control));
+		message.msg_control = &control;
+		message.msg_controllen = sizeof(control);
+		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(header), &fd, sizeof(int));
+	}
+	ssize_t sent;
+	do
+		sent = sendmsg(mover, &message, MSG_NOSIGNAL);
+	while (sent < 0 && errno == EINTR);
+	return sent == (ssize_t)sizeof(request);
+}
+
+/* The answer to the request about this piece: CARRY_DONE, or the failure in *result. False: the mover is gone, or
+ * its answer is invalid. */
+static bool receive_answer(uint64_t address, int *result)
+{
+	struct aliquot_move answer;
+	ssize_t size;
+	do
+		size = recv(mover, &answer, sizeof(answer), 0);
+	while (size < 0 && errno == EINTR);
+	if (size != (ssize_t)sizeof(answer) || answer.magic != ALIQUOT_MOVE_MAGIC ||
+	    answer.version != ALIQUOT_MOVE_VERSION || answer.piece != address)
+		return false;
+	if (answer.kind == ALIQUOT_MOVE_DONE)
+		*result = CARRY_DONE;
+	else
+		*result = answer.failure ? (int)answer.failure : ALIQUOT_MOVE_MALFORMED;
+	return answer.kind == ALIQUOT_MOVE_DONE || answer.kind == ALIQUOT_MOVE_FAILED;
+}
+
+/* --- one piece ---------------------------------------------------------------------------------- */
+
+static int failure_of(CUresult result)
+{
+	if (result == CUDA_SUCCESS)
+		return CARRY_DONE;
+	return result == CUDA_ERROR_OUT_OF_MEMORY ? ALIQUOT_MOVE_GPU_FULL : ALIQUOT_MOVE_DRIVER;
+}
+
+/* A descriptor of its memory, which it gets if it has none and shall come back. */
+static int open_piece(struct piece *piece, int *fd)
+{
+	if (piece->place != AWAY)
+		return failure_of(swappable_export(piece->memory.address, fd));
+	int result = failure_of(swappable_bring_back(piece->memory.address, fd));
+	if (result == CARRY_DONE)
+		piece->place = EMPTY;
+	return result;
+}
+
+static int take_away(struct piece *piece)
+{
+	int result = failure_of(swappable_take_away(piece->memory.address));
+	if (result == CARRY_DONE)
+		piece->place = AWAY;
+	return result;
+}
+
+/* Ask the mover to copy a piece. *sent is false if the mover is gone. */
+static int request_copy(enum aliquot_move_kind kind, struct piece *piece, bool *sent)
+{
+	int fd = -1, result = open_piece(piece, &fd);
+	if (result != CARRY_DONE)
+		return result;
+	must_forget |= kind == ALIQUOT_MOVE_OUT;
+	*sent = send_request(kind, &piece->memory, fd);
+	if (kept < 0)
+		kept = fd;
+	else
+		close(fd);
+	return CARRY_DONE;
+}
+
+/* The mover has copied a piece. */
+static int copied(enum aliquot_move_kind kind, struct piece *piece)
+{
+	if (kind == ALIQUOT_MOVE_OUT)
+		return take_away(piece);
+	piece->place = HERE;
+	return CARRY_DONE;
+}
+
+/* --- all pieces --------------------------------------------------------------------------------- */
+
+bool carry_list(void)
+{
+	struct swappable_piece some[LIST_STEP];
+	size_t found;
+	piece_count = 0;
+	while ((found = swappable_pieces(piece_count, some, LIST_STEP)) > 0) {
+		struct piece *more = realloc(pieces, (piece_count + found) * sizeof(*more));
+		if (!more)
+			return false;
+		pieces = more;
+		for (size_t i = 0; i < found; i++)
+			pieces[piece_count + i] = (struct piece){.memory = some[i], .place = HERE};
+		piece_count += found;
+	}
+	return true;
+}
+
+uint64_t carry_away_bytes(void)
+{
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < piece_count; i++)
+		bytes += pieces[i].place == HERE ? 0 : pieces[i].memory.bytes;
+	return bytes;
+}
+
+/* The next piece from `from` on that such a request is needed for; piece_count: none. */
+static size_t next_piece(enum aliquot_move_kind kind, size_t from)
+{
+	while (from < piece_count && (pieces[from].place == HERE) != (kind == ALIQUOT_MOVE_OUT))
+		from++;
+	return from;
+}
+
+/* One connection's worth of requests, several at a time. *lost: the connection broke, and those that have no
+ * answer are to be asked for again. */
+static int carry_some(enum aliquot_move_kind kind, carry_goes_on *goes_on, bool *lost)
+{
+	size_t asked[WINDOW];
+	unsigned first = 0, open = 0;
+	int result = CARRY_DONE;
+	size_t next = next_piece(kind, 0);
+	bool sent = true;
+	for (;;) {
+		while (result == CARRY_DONE && sent && open < WINDOW && next < piece_count) {
+			if (!goes_on()) {
+				result = CARRY_CALLED_OFF;
+				break;
+			}
+			result = request_copy(kind, &pieces[next], &sent);
+			if (result != CARRY_DONE || !sent)
+				break;
+			asked[(first + open++) % WINDOW] = next;
+			next = next_piece(kind, next + 1);
+		}
+		if (open == 0)
+			break;
+		struct piece *piece = &pieces[asked[first]];
+		int answer;
+		if (!receive_answer(piece->memory.address, &answer)) {
+			sent = false;
+			break;
+		}
+		first = (first + 1) % WINDOW;
+		open--;
+		if (answer == CARRY_DONE)
+			answer = copied(kind, piece);
+		if (answer != CARRY_DONE && result <= CARRY_DONE)
+			result = answer;
+	}
+	*lost = !sent;
+	return result;
+}
+
+static int carry(enum aliquot_move_kind kind, carry_goes_on *goes_on)
+{
+	int result = CARRY_DONE;
+	for (unsigned tries = 0; result == CARRY_DONE && next_piece(kind, 0) < piece_count; tries++) {
+		bool lost = false;
+		if (tries < LOST_MOST && reach_mover(goes_on))
+			result = carry_some(kind, goes_on, &lost);
+		else
+			result = goes_on() ? ALIQUOT_MOVE_NO_MOVER : CARRY_CALLED_OFF;
+		if (lost)
+			close_fd(&mover);
+	}
+	close_fd(&kept);
+	return result;
+}
+
+static bool forget(void)
+{
+	int result;
+	struct swappable_piece all = {0};
+	return send_request(ALIQUOT_MOVE_FORGET, &all, -1) && receive_answer(0, &result);
+}
+
+static bool always(void)
+{
+	return true;
+}
+
+int carry_out(carry_goes_on *goes_on)
+{
+	int result = CARRY_DONE;
+	for (size_t i = 0; i < piece_count && result == CARRY_DONE; i++)
+		if (pieces[i].place == EMPTY)
+			result = take_away(&pieces[i]); /* its copy is still there */
+	if (result == CARRY_DONE)
+		result = carry(ALIQUOT_MOVE_OUT, goes_on);
+	if (result == CARRY_DONE)
+		close_fd(&mover); /* nothing of ours stays open while the memory is away */
+	return result;
+}
+
+int carry_in(carry_goes_on *goes_on)
+{
+	return carry(ALIQUOT_MOVE_IN, goes_on);
+}
+
+void carry_forget(void)
+{
+	if (must_forget && reach_mover(always))
+		must_forget = !forget();
+	close_fd(&mover);
+}

@@ -1,0 +1,216 @@
+/* The thread that moves this process's memory when the arbiter says so (aliquot/move.h: the model).
+ *
+ * It sleeps on the arbiter's word. For each new value it makes the memory be where the word says, and then
+ * writes the word to the work page (credit.h: residence). If memory cannot leave, it comes back, and the program
+ * continues; `move_failed` has the reason. If memory cannot come back, it tries again for ever.
+ *
+ * The word may change at any time: then the thread stops what it does and goes on with the new value.
+ *
+ * At exit() no move begins that would use the driver while it is torn down, and one that has begun is waited
+ * for, EXIT_MS at most. */
+#define _GNU_SOURCE
+#include "aliquot/credit.h"
+#include "forward.h"
+#include "gate/base.h"
+#include "gate/gate.h"
+#include "glibc_floor.h"
+#include "session.h"
+#include "swap/carry.h"
+#include "swap/residence.h"
+#include "swap/swappable.h"
+
+#include <dlfcn.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOOK_NS (200 * 1000)         /* while calls that are inside end */
+#define AGAIN_NS (100 * 1000 * 1000) /* between two attempts to come back */
+#define EXIT_MS 2000
+
+/* What exit() and the thread know of each other; a fork wipes it. */
+struct life {
+	_Atomic bool is_moving, is_ending;
+};
+
+static void *_Atomic life_page;
+
+/* For the thread alone. */
+static uint32_t word;  /* the value of the arbiter's word that it deals with */
+static bool is_closed; /* the barrier is AWAY */
+
+static void pause_ns(long ns)
+{
+	struct timespec moment = {.tv_nsec = ns};
+	nanosleep(&moment, NULL);
+}
+
+static const _Atomic uint32_t *asked(void)
+{
+	return &session_limits()->slices[0].residence;
+}
+
+/* Whether the arbiter's word is still the one that the thread deals with. */
+static bool goes_on(void)
+{
+	return atomic_load(asked()) == word;
+}
+
+/* Tell how it went; a failure of 0: it did not fail. */
+static void show(int failure)
+{
+	struct aliquot_work_slice *work = session_work();
+	atomic_store(&work->away_bytes, carry_away_bytes());
+	atomic_store(&work->move_failed, failure > 0 ? (uint32_t)failure : 0);
+}
+
+static void show_dealt_with(int failure)
+{
+	show(failure);
+	atomic_store(&session_work()->residence, word);
+}
+
+static bool is_unswappable(void)
+{
+	return session_ties() & ALIQUOT_TIE_MANAGED;
+}
+
+/* Hold the program's calls until none is inside and the GPU has nothing to do. A program that captures
+ * continues until it does not. False: the word has changed, and calls pass. */
+static bool close_barrier(void)
+{
+	uint64_t entered;
+	for (; goes_on(); pause_ns(LOOK_NS)) {
+		if (gates_have_captures()) {
+			residence_open();
+			continue;
+		}
+		residence_hold();
+		if (!residence_is_empty(&entered) || gates_have_captures())
+			continue;
+		gates_drain();
+		is_closed = residence_close(entered);
+		if (is_closed)
+			return true;
+	}
+	residence_open();
+	return false;
+}
+
+/* Bring all memory back and let calls pass. False: the word has changed before. */
+static bool come_back(void)
+{
+	int failure = CARRY_DONE;
+	while (is_closed && goes_on() && (failure = carry_in(goes_on)) != CARRY_DONE) {
+		show(failure);
+		if (goes_on())
+			pause_ns(AGAIN_NS);
+	}
+	if (is_closed && failure == CARRY_DONE && carry_away_bytes() == 0) {
+		residence_open();
+		is_closed = false;
+		show(CARRY_DONE);
+		carry_forget();
+	}
+	return !is_closed;
+}
+
+/* Take all memory to the host. Returns why that failed. */
+static int leave(void)
+{
+	if (!is_closed) {
+		carry_forget();
+		if (is_unswappable())
+			return ALIQUOT_MOVE_UNSWAPPABLE;
+		if (!close_barrier())
+			return CARRY_CALLED_OFF;
+		if (!carry_list())
+			return ALIQUOT_MOVE_DRIVER;
+	}
+	return is_unswappable() ? ALIQUOT_MOVE_UNSWAPPABLE : carry_out(goes_on);
+}
+
+/* Make the memory be where the word says. */
+static void deal_with_word(void)
+{
+	int failure = CARRY_DONE;
+	if (word & ALIQUOT_ON_HOST)
+		failure = leave();
+	bool is_done = word & ALIQUOT_ON_HOST && failure == CARRY_DONE;
+	if (goes_on() && (is_done || come_back()))
+		show_dealt_with(failure);
+}
+
+static void wait_for_word(void)
+{
+	while (goes_on())
+		syscall(SYS_futex, asked(), FUTEX_WAIT, word, NULL, NULL, 0);
+}
+
+static void *move_memory(void *memory)
+{
+	struct life *life = memory;
+	gate_relax_capture_mode();
+	for (;; wait_for_word()) {
+		word = atomic_load(asked());
+		atomic_store(&life->is_moving, true);
+		if (!atomic_load(&life->is_ending) || !(word & ALIQUOT_ON_HOST))
+			deal_with_word();
+		atomic_store(&life->is_moving, false);
+	}
+	return NULL;
+}
+
+static void end(void)
+{
+	struct life *life = atomic_load(&life_page);
+	atomic_store(&life->is_ending, true);
+	for (unsigned i = 0; i < EXIT_MS && atomic_load(&life->is_moving); i++)
+		pause_ns(1000 * 1000);
+}
+
+/* --- its start ---------------------------------------------------------------------------------- */
+
+/* The driver needs threads, so their functions are there; before glibc 2.34 in a library of their own. */
+static void *thread_function(const char *name)
+{
+	void *found = dlsym(RTLD_DEFAULT, name);
+	__typeof__(&dlopen) open = (__typeof__(&dlopen))dlsym(RTLD_DEFAULT, "dlopen");
+	void *library = !found && open ? open("libpthread.so.0", RTLD_LAZY) : NULL;
+	return library ? dlsym(library, name) : found;
+}
+
+/* With all signals blocked: they are for the program's own threads. */
+static bool start_thread(struct life *life)
+{
+	__typeof__(&pthread_create) create = (__typeof__(&pthread_create))thread_function(
+		"pthread_create");
+	__typeof__(&pthread_detach) detach = (__typeof__(&pthread_detach))thread_function(
+		"pthread_detach");
+	pthread_t thread;
+	sigset_t all, before;
+	sigfillset(&all);
+	sigprocmask(SIG_BLOCK, &all, &before);
+	bool started = create && create(&thread, NULL, move_memory, life) == 0;
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	if (started && detach)
+		detach(thread);
+	return started;
+}
+
+void residence_start(void)
+{
+	if (!swappable_is_on())
+		return;
+	struct life *life = session_wiped_memory(&life_page, sizeof(*life));
+	if (!life || !residence_make(asked()))
+		return;
+	if (!start_thread(life))
+		forward_say("no thread can be started: this program's memory cannot leave the GPU");
+	else
+		atexit(end);
+}

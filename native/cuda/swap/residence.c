@@ -1,0 +1,146 @@
+#define _GNU_SOURCE
+#include "swap/residence.h"
+
+#include "aliquot/layout.h"
+#include "cancel.h"
+#include "gate/state.h"
+#include "session.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHARDS 16u
+/* How often a waiting call looks at the arbiter's word while memory is about to leave. */
+#define LEAVING_MS 10
+
+enum state { OPEN, LEAVING, AWAY };
+
+/* The calls of some threads: each in a line of the cache of its own. */
+struct shard {
+	_Alignas(64) _Atomic uint64_t entered;
+	_Atomic uint64_t left;
+};
+
+struct barrier {
+	_Atomic uint32_t state; /* enum state; calls sleep on it */
+	_Atomic bool is_made;
+	const _Atomic uint32_t *word;
+	struct shard shards[SHARDS];
+};
+
+/* A fork wipes it. */
+static void *_Atomic page;
+_Atomic bool residence_is_used;
+
+static struct barrier *barrier_here(void)
+{
+	struct barrier *barrier = atomic_load_explicit(&page, memory_order_acquire);
+	return barrier && atomic_load_explicit(&barrier->is_made, memory_order_acquire) ? barrier
+	                                                                                : NULL;
+}
+
+/* --- calls -------------------------------------------------------------------------------------- */
+
+static struct shard *shard_of_thread(struct barrier *barrier)
+{
+	return &barrier->shards[gate_thread() * UINT64_C(0x9e3779b97f4a7c15) >> 60];
+}
+
+static bool passes(const struct barrier *barrier, uint32_t state)
+{
+	return state == OPEN || (state == LEAVING && !(atomic_load(barrier->word) & ALIQUOT_ON_HOST));
+}
+
+/* Wait until the state may be another. Signals may end it early. */
+static void wait_at(struct barrier *barrier, uint32_t state)
+{
+	struct timespec moment = {.tv_nsec = LEAVING_MS * 1000 * 1000};
+	syscall(SYS_futex, &barrier->state, FUTEX_WAIT_PRIVATE, state,
+	        state == LEAVING ? &moment : NULL, NULL, 0);
+}
+
+struct residence_call residence_enter_slow(void)
+{
+	struct barrier *barrier = barrier_here();
+	if (!barrier)
+		return (struct residence_call){0};
+	struct shard *shard = shard_of_thread(barrier);
+	for (;;) {
+		uint32_t state = atomic_load(&barrier->state);
+		if (!passes(barrier, state)) {
+			wait_at(barrier, state);
+			continue;
+		}
+		struct residence_call call = {.is_inside = true, .cancel = cancel_disable()};
+		atomic_fetch_add(&shard->entered, 1);
+		if (passes(barrier, atomic_load(&barrier->state)))
+			return call;
+		residence_leave_slow(call);
+	}
+}
+
+void residence_leave_slow(struct residence_call call)
+{
+	struct barrier *barrier = barrier_here();
+	if (barrier) /* a child that was forked inside a call has none */
+		atomic_fetch_add(&shard_of_thread(barrier)->left, 1);
+	cancel_restore(call.cancel);
+}
+
+/* --- the thread that moves ---------------------------------------------------------------------- */
+
+bool residence_make(const _Atomic uint32_t *word)
+{
+	struct barrier *barrier = session_wiped_memory(&page, sizeof(*barrier));
+	if (!barrier)
+		return false;
+	barrier->word = word;
+	atomic_store(&barrier->state, OPEN);
+	atomic_store_explicit(&barrier->is_made, true, memory_order_release);
+	atomic_store(&residence_is_used, true);
+	return true;
+}
+
+static void set_state(struct barrier *barrier, enum state state)
+{
+	if (atomic_exchange(&barrier->state, state) != (uint32_t)state)
+		syscall(SYS_futex, &barrier->state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+void residence_open(void)
+{
+	set_state(barrier_here(), OPEN);
+}
+
+void residence_hold(void)
+{
+	set_state(barrier_here(), LEAVING);
+}
+
+bool residence_is_empty(uint64_t *entered)
+{
+	struct barrier *barrier = barrier_here();
+	uint64_t left = 0;
+	*entered = 0;
+	/* In this order: whoever is counted as left is also counted as entered. */
+	for (unsigned i = 0; i < SHARDS; i++)
+		left += atomic_load(&barrier->shards[i].left);
+	for (unsigned i = 0; i < SHARDS; i++)
+		*entered += atomic_load(&barrier->shards[i].entered);
+	return left == *entered;
+}
+
+bool residence_close(uint64_t entered)
+{
+	struct barrier *barrier = barrier_here();
+	uint64_t now;
+	set_state(barrier, AWAY);
+	bool is_empty = residence_is_empty(&now);
+	if (is_empty && now == entered && atomic_load(barrier->word) & ALIQUOT_ON_HOST)
+		return true;
+	set_state(barrier, LEAVING);
+	return false;
+}
