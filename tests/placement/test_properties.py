@@ -65,8 +65,8 @@ class Events(RuleBasedStateMachine):
         assert placed is None or can_be_placed_so(self.allocations, members, placed)
         pairs = list(zip(placed or (), members, strict=False))
         assert len(pairs) in (0, len(members))
-        for placement, demand in pairs:
-            self.allocations.take(placement, demand)
+        if placed is not None:
+            assert self.allocations.take_gang_if_it_fits(Running(one, placed, 0.0, 1.0))
         return self._hold(pairs)
 
     @rule(one=consumes(held))

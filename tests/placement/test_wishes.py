@@ -110,8 +110,10 @@ def test_a_member_joins_another_though_the_label_is_elsewhere_too() -> None:
     allocations.take(Placement(0, (0,)), wishing(sliced(900), label="x"))
     joins = wishing(sliced(500), beside="x")
     assert plan_gang(allocations, gang("g", joins)) is None
-    placed = plan_gang(allocations, gang("g", joins, wishing(sliced(400), label="x")))
+    both = gang("g", joins, wishing(sliced(400), label="x"))
+    placed = plan_gang(allocations, both)
     assert placed == (Placement(0, (1,)),) * 2
+    assert allocations.take_gang_if_it_fits(Running(both, placed, 0.0, 1.0))
 
 
 def test_a_slice_moves_away_for_one_that_avoids_it() -> None:

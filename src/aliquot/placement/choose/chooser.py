@@ -105,7 +105,7 @@ class Chooser:
     def _known(self, demand: Demand) -> _Remembered:
         allocations = self.allocations
         known = self._shapes.pop(demand, None)
-        if demand.wishes is not None and demand.wishes.beside:
+        if demand.joins:
             known = None  # a slice anywhere may change where it may go
         rows = None if known is None else allocations.changed_since(known.version)
         if known is None or rows is None or len(rows) == allocations.hardware.size:

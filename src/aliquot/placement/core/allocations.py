@@ -145,13 +145,13 @@ class Allocations:
 
     def take_gang(self, one: Running, *, known_to_fit: bool = False) -> None:
         """Take what all members of a gang need."""
-        for placement, member in zip(one.placements, one.gang.members, strict=True):
+        for placement, member in one.in_turn():
             self.take(placement, member, known_to_fit=known_to_fit)
 
     def take_gang_if_it_fits(self, one: Running) -> bool:
         """Take for all members of a gang; False, and no change, if one does not fit."""
         taken: list[tuple[Placement, Demand]] = []
-        for placement, member in zip(one.placements, one.gang.members, strict=True):
+        for placement, member in one.in_turn():
             if not self.fits(placement, member):
                 for pair in taken:
                     self.give(*pair)

@@ -16,6 +16,8 @@ from aliquot.model.strength import format_strength
 from aliquot.model.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aliquot.placement.core.wishes import Wishes
 
 WHOLE_MILLI = 1000
@@ -79,6 +81,16 @@ class Demand:
     def strength_sign(self) -> int:
         """1: the weaker models first; -1: the stronger first; 0: any."""
         return 1 if self.thrifty else -int(self.kind is Kind.WHOLE and self.gpus > 0)
+
+    @property
+    def joins(self) -> bool:
+        """Whether it asks to be with others, so that where they are decides where it may be."""
+        return self.wishes is not None and bool(self.wishes.beside)
+
+    @property
+    def turn(self) -> tuple[bool, int, int, int, int]:
+        """What members of a gang are sorted by: those that join others last, the largest first."""
+        return self.joins, -self.total_milli, -self.gpus, -self.gpu_bytes, -self.cpu_milli
 
     @property
     def total_milli(self) -> int:
@@ -158,3 +170,10 @@ class Running:
     placements: tuple[Placement, ...]
     start: float
     end: float
+
+    def in_turn(self) -> Sequence[tuple[Placement, Demand]]:
+        """The members with their places, each after those that it may ask to be with."""
+        pairs = list(zip(self.placements, self.gang.members, strict=True))
+        if any(member.joins for member in self.gang.members):
+            pairs.sort(key=lambda pair: pair[1].turn)
+        return pairs

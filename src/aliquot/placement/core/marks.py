@@ -25,10 +25,18 @@ NOBODY: OnGpu = ()
 
 
 class Marks:
-    """The marks on each GPU, by node and column; those of one node are replaced, never changed."""
+    """The marks on each GPU, by node and column; those of one node are replaced, never changed.
 
-    def __init__(self, by_node: dict[int, dict[int, OnGpu]] | None = None) -> None:
+    `elsewhere` are labels of slices on nodes that are not among these.
+    """
+
+    def __init__(
+        self,
+        by_node: dict[int, dict[int, OnGpu]] | None = None,
+        elsewhere: frozenset[str] = frozenset(),
+    ) -> None:
         self._by_node = {} if by_node is None else by_node
+        self.elsewhere = elsewhere
 
     def __bool__(self) -> bool:
         return bool(self._by_node)
@@ -40,7 +48,11 @@ class Marks:
 
     def copy(self) -> Marks:
         """Another that can be changed."""
-        return Marks(dict(self._by_node))
+        return Marks(dict(self._by_node), self.elsewhere)
+
+    def nodes(self) -> Iterable[int]:
+        """The nodes that have some."""
+        return self._by_node.keys()
 
     def of(self, nodes: Iterable[int]) -> Marks:
         """Those of some nodes."""
@@ -96,7 +108,7 @@ class Marks:
                 here = uuids[node]
                 allowed[row, : len(here)] = [wishes.selects(uuid) for uuid in here]
                 allowed[row, len(here) :] = not wishes.named
-        if not self._by_node:
+        if not (self._by_node or self.elsewhere):
             return allowed
         if wishes.label or wishes.apart_from:
             for row, gpu, marks in self._rows(index):
@@ -122,6 +134,8 @@ class Marks:
         return not self._has(wishes.beside)
 
     def _has(self, label: str) -> bool:
+        if label in self.elsewhere:
+            return True
         return any(_is_with(label, marks) for _, _, marks in self.on_gpus())
 
     def _rows(self, index: NDArray[np.int64]) -> Iterator[tuple[int, int, OnGpu]]:

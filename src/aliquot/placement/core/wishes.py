@@ -44,6 +44,11 @@ class Wishes:
         return Mark(self.label, self.apart_from) if self.label or self.apart_from else None
 
     @property
+    def needs_existing(self) -> bool:
+        """Whether only GPUs that are there already can be right: no new node would help."""
+        return bool(self.named or self.beside)
+
+    @property
     def joins_itself(self) -> bool:
         """Whether where one goes decides where the next one of these may go."""
         return bool(self.beside) and self.beside == self.label

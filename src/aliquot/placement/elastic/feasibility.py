@@ -389,7 +389,7 @@ class ClusterCapacity:
 
     def count(self, member: Demand) -> int | None:
         """How many such demands fit; None if that depends on where others go."""
-        if member.wishes is not None and member.wishes.beside:
+        if member.joins:
             return None
         return int(capacity(self.allocations, member).sum())
 

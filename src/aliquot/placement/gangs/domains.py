@@ -111,7 +111,7 @@ def capacity(allocations: Allocations, demand: Demand) -> Ints:
 
     Whom the demand asks to be with does not count: members of its own gang may be there first.
     """
-    if demand.wishes is not None and demand.wishes.beside:
+    if demand.wishes is not None and demand.joins:
         demand = replace(demand, wishes=replace(demand.wishes, beside=""))
     rows = all_rows(allocations)
     fits = gpus_that_fit(rows, demand)

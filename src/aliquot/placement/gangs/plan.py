@@ -34,7 +34,7 @@ from aliquot.placement.gangs.domains import (
     nodes_in_order,
     parts_of_gpus,
 )
-from aliquot.placement.gangs.search import GpuSet, Steps, placing_order, search
+from aliquot.placement.gangs.search import GpuSet, Steps, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -148,7 +148,7 @@ def _fill(
 ) -> dict[Demand, list[Placement]] | None:
     """Place all in these nodes, or leave the allocations as they were."""
     placed: dict[Demand, list[Placement]] = {demand: [] for demand in counts}
-    for demand in sorted(counts, key=placing_order):
+    for demand in sorted(counts, key=lambda demand: demand.turn):
         nodes = Nodes(trial.hardware, domain, demand, slots[demand][domain], preference)
         while len(placed[demand]) < counts[demand]:
             node = nodes.next(counts[demand] - len(placed[demand]))

@@ -56,7 +56,7 @@ def search(
         nodes = np.array([within.node])
     elif nodes is None:
         nodes = np.arange(trial.hardware.size)
-    order = sorted(range(len(members)), key=lambda i: placing_order(members[i]))
+    order = sorted(range(len(members)), key=lambda i: members[i].turn)
     wishes = tuple({one.wishes: None for one in members if one.wishes is not None})
     found: list[Placement] = []
 
@@ -81,12 +81,6 @@ def search(
         return None
     by_member = dict(zip(order, found, strict=True))
     return tuple(by_member[i] for i in range(len(members)))
-
-
-def placing_order(demand: Demand) -> tuple[bool, int, int, int, int]:
-    """What members are sorted by: the largest first, and after all those that join others."""
-    joins = demand.wishes is not None and bool(demand.wishes.beside)
-    return joins, -demand.total_milli, -demand.gpus, -demand.gpu_bytes, -demand.cpu_milli
 
 
 def _ways(

@@ -48,7 +48,7 @@ class EvictionTrial:
         self._asked = gang.milli
         self._now = now
         shapes = Counter(gang.members)
-        self._joins = any(one.wishes is not None and one.wishes.beside for one in shapes)
+        self._joins = any(one.joins for one in shapes)
         self._no_less = {
             shape: sum(count for other, count in shapes.items() if _needs_no_less(other, shape))
             for shape in shapes
