@@ -215,6 +215,29 @@ def test_a_trace_of_ours_is_read_with_its_gangs_and_links(tmp_path: Path) -> Non
     assert simulate(specs, [first, second]).placed == 2
 
 
+def test_gangs_of_a_trace_choose_gpus_and_neighbours(tmp_path: Path) -> None:
+    nodes, gangs = tmp_path / "nodes.csv", tmp_path / "gangs.csv"
+    nodes.write_text("name,gpus\na,1\nb,12\n")
+    gangs.write_text(
+        "gang,submitted,seconds,milli,on,not_on,label,with,apart_from,alone\n"
+        "x,0,100,700,a,,x,,,\n"
+        "beside,1,10,400,,,,x,,\n"
+        "apart,2,10,200,a,,,,x|y,\n"
+        "plain,3,10,200,a,,,,,0\n"
+        "alone,4,300,300,b/1,,,,,1\n"
+        "same,5,10,300,b/1,,,,,\n"
+        "other,6,10,,b/10,b/1,,,,\n"
+        "never,7,10,300,b/1,b,,,,\n"
+    )
+    begun = starts(simulate(read_nodes(nodes), read_gangs(gangs)))
+    assert begun["x"] == 0
+    assert begun["beside"] == begun["apart"] == 100
+    assert begun["plain"] == 3
+    assert (begun["alone"], begun["same"]) == (4, 304)
+    assert begun["other"] == 6
+    assert begun["never"] is None
+
+
 def test_queues_are_read_with_what_is_theirs(tmp_path: Path) -> None:
     path = tmp_path / "queues.csv"
     path.write_text(

@@ -102,6 +102,7 @@ def test_a_wrong_value_of_a_node_is_refused(
         ("thrifty", "maybe"),
         ("min_strength", "nan"),
         ("min_strength", "-1"),
+        ("alone", "yes"),
         ("priority", "1.5"),
     ],
 )
@@ -118,6 +119,9 @@ def test_a_wrong_value_of_a_gang_is_refused(tmp_path: Path, column: str, value: 
     [
         ("kind,milli", "whole,500", "column milli: it cannot be '500' for kind whole"),
         ("gpus,min_strength", "0,5", "column min_strength: it cannot be '5' where gpus is 0"),
+        ("gpus,label", "0,x", "column label: it cannot be 'x' where gpus is 0"),
+        ("alone,with", "1,x", "column with: it cannot be 'x' where alone is 1"),
+        ("apart_from,with", "y|x,x", "column with: it cannot be 'x': apart_from names it too"),
         ("gpus,milli", "0,500", "column milli: it cannot be '500' where gpus is 0"),
         ("queue", "a\ng,0,60,b", "line 3, column queue: it cannot be 'b': gang 'g' is in line 2"),
         ("ran", "30\ng,0,60,40", "line 3, column ran: it cannot be '40'"),
@@ -209,6 +213,7 @@ def test_two_formats_in_one_run_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asks", "why"),
     [
+        ("on", "3 nodes: too few of the GPUs that it may use (on z/)"),
         ("models", "3 nodes: another GPU model (there are: H100, L40S)"),
         ("gpus", "3 nodes: fewer GPUs than asked for (there are 4 at most)"),
         ("gpu_memory_mib", "not enough GPU memory (it asks for 97.6 GiB, and there is 80 GiB at"),
@@ -222,7 +227,7 @@ def test_two_formats_in_one_run_are_refused(tmp_path: Path) -> None:
 def test_a_gang_that_can_never_run_is_told_what_the_nodes_lack(
     tmp_path: Path, asks: str, why: str
 ) -> None:
-    value = {"models": "V100", "gpus": "8"}.get(asks, "100000")
+    value = {"models": "V100", "gpus": "8", "on": "z"}.get(asks, "100000")
     words = trace(
         tmp_path,
         nodes="name,gpus,model,gpu_memory_mib,memory_mib\n"

@@ -421,7 +421,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     if named := _given(context, only_here):
         raise InvalidValueError(
             f"{' and '.join(named)} and --nodes cannot be combined",
-            "Simulated nodes have GPUs and slices without names: leave one of them out.",
+            "They are about the GPUs and slices of this machine: leave one of them out.",
         )
     if simulate is not None and _is_written(context, "simulate"):
         raise InvalidValueError(

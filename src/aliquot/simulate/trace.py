@@ -25,6 +25,7 @@ from aliquot.model.units import MIB
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Gang, Kind
 from aliquot.placement.core.links import Reach
 from aliquot.placement.core.snapshot import NodeHardware
+from aliquot.placement.core.wishes import Wishes
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.simulate.rows import (
     MOST,
@@ -73,6 +74,12 @@ GANGS = Columns(
         "models",
         "thrifty",
         "min_strength",
+        "on",
+        "not_on",
+        "label",
+        "with",
+        "apart_from",
+        "alone",
         "queue",
         "priority",
         "ran",
@@ -84,6 +91,10 @@ QUEUES = Columns(
     "queues",
     ("name",),
     ("weight", "quota_gpus", "quota_memory_mib", "limit_gpus", "limit_memory_mib"),
+)
+OF_GPUS = (
+    *("milli", "kind", "gpu_memory_mib", "models", "min_strength"),
+    *("on", "not_on", "label", "with", "apart_from", "alone"),
 )
 KINDS = {"whole": Kind.WHOLE, "shared": Kind.SHARED, "sliced": Kind.SLICED}
 
@@ -155,6 +166,7 @@ def _node(row: CsvRow) -> NodeHardware:
         block=row.text("block"),
         links=links(row.word("links", SHAPES), gpus),
         strength=row.number("strength", 0, least=-MOST),
+        uuids=tuple(gpu_name(f"{row.name('name')}/{gpu}") for gpu in range(gpus)),
     )
 
 
@@ -240,7 +252,7 @@ def _table(gpus: int, rank: object) -> Links:
 def _demand(row: CsvRow) -> Demand:
     gpus = row.whole("gpus", 1, most=MOST_GPUS)
     if not gpus:
-        for column in ("milli", "kind", "gpu_memory_mib", "models", "min_strength"):
+        for column in OF_GPUS:
             if row.text(column):
                 raise row.wrong(column, "nothing there, or gpus above 0", why=" where gpus is 0")
     milli = row.whole("milli", WHOLE_MILLI, least=1, most=WHOLE_MILLI) if gpus else 0
@@ -249,17 +261,47 @@ def _demand(row: CsvRow) -> Demand:
         raise row.wrong(
             "milli", "1000, leave it empty, or write kind sliced", why=" for kind whole"
         )
+    is_alone = row.word("alone", ("0", "1")) == "1"
     return Demand(
         gpus=gpus,
-        kind=KINDS[word] if gpus else Kind.FREE,
-        milli=milli,
+        kind=(Kind.WHOLE if is_alone else KINDS[word]) if gpus else Kind.FREE,
+        milli=WHOLE_MILLI if is_alone else milli,
         gpu_bytes=row.whole("gpu_memory_mib", 0) * MIB,
         cpu_milli=row.whole("cpu_milli", 0),
         ram_bytes=row.whole("memory_mib", 0) * MIB,
-        models=frozenset(filter(None, map(str.strip, row.text("models").split("|")))),
+        models=_words(row, "models"),
         thrifty=row.word("thrifty", ("0", "1")) == "1",
         min_strength=row.number("min_strength", 0),
+        wishes=_wishes(row, is_alone=is_alone),
     )
+
+
+def _wishes(row: CsvRow, *, is_alone: bool) -> Wishes | None:
+    """The GPUs and neighbours that a member asks for; None if it takes any."""
+    wishes = Wishes(
+        named=frozenset(map(gpu_name, _words(row, "on"))),
+        excluded=frozenset(map(gpu_name, _words(row, "not_on"))),
+        label=row.text("label"),
+        beside=row.text("with"),
+        apart_from=_words(row, "apart_from"),
+    )
+    if wishes.beside and is_alone:
+        raise row.wrong("with", "nothing there, or alone 0", why=" where alone is 1")
+    if wishes.beside in wishes.apart_from:
+        raise row.wrong("with", "another label", why=": apart_from names it too")
+    return None if wishes == Wishes() else wishes
+
+
+def _words(row: CsvRow, column: str) -> frozenset[str]:
+    return frozenset(filter(None, map(str.strip, row.text(column).split("|"))))
+
+
+def gpu_name(word: str) -> str:
+    """A GPU by its node and index, `node-0/3`; or the beginning of all names of a node, `node-0`.
+
+    The name of one GPU is not the beginning of another's.
+    """
+    return f"{word.rstrip('/')}/"
 
 
 def _sizes(row: CsvRow, members: int) -> Sizes | None:
