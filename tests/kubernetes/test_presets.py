@@ -104,11 +104,19 @@ def test_hami_gpu_types_are_chosen_by_annotation() -> None:
     assert str(one) == "whole: 2 GPUs and not V100 or a100"
 
 
+def test_hami_gpus_are_chosen_by_their_uuids() -> None:
+    notes = {"nvidia.com/use-gpuuuid": "GPU-1a, GPU-2b", "nvidia.com/nouse-gpuuuid": "GPU-2b"}
+    wishes = only(NVIDIA, manifest({"nvidia.com/gpu": 1}, notes=notes)).wishes
+    assert wishes is not None
+    assert [wishes.selects(gpu) for gpu in ("GPU-1a", "GPU-2b", "GPU-3c")] == [True, False, False]
+    assert only(TUYA, manifest({"nvidia.com/gpu": 1}, notes=notes)).wishes is None
+    with pytest.raises(InvalidRequestError, match=r"nvidia\.com/use-gpuuuid is 'first', which"):
+        only(NVIDIA, manifest({"nvidia.com/gpu": 1}, notes={"nvidia.com/use-gpuuuid": "first"}))
+
+
 @pytest.mark.parametrize(
     ("annotation", "value", "said"),
     [
-        ("nvidia.com/use-gpuuuid", "GPU-123", "cannot be chosen by their UUIDs"),
-        ("nvidia.com/nouse-gpuuuid", "GPU-123", "Choose nodes with a nodeSelector, or models"),
         ("hami.io/node-scheduler-policy", "spread", "how nodes and GPUs are filled"),
         ("hami.io/gpu-scheduler-policy", "spread", "how nodes and GPUs are filled"),
         ("nvidia.com/numa-bind", "true", "NUMA nodes of GPUs are not known"),

@@ -13,6 +13,7 @@
 - `leader`: leader election by a Lease.
 - `log`: logging on a cluster.
 - `names`: the labels, annotations and component names of Aliquot.
+- `neighbours`: which GPUs a pod may use by UUID, and which pods may be beside it.
 - `objects`: the other objects, with the fields that Aliquot uses.
 - `plan`: the plan of a pod, an annotation.
 - `presets`: the resource names by which pods ask for GPUs: ours and those of other projects.

@@ -14,6 +14,12 @@ GPUS = f"{GROUP}/gpus"
 MODELS = f"{GROUP}/models"
 NOT_MODELS = f"{GROUP}/not-models"
 MIN_STRENGTH = f"{GROUP}/min-strength"
+GPU_UUIDS = f"{GROUP}/gpu"
+NOT_GPU_UUIDS = f"{GROUP}/not-gpu"
+LABEL = f"{GROUP}/label"  # of this namespace; the three after it name labels, or nobody
+WITH = f"{GROUP}/with"
+APART_FROM = f"{GROUP}/apart-from"
+ALONE = f"{GROUP}/alone"
 TOGETHER = f"{GROUP}/together"  # pods of one namespace with the same value hold GPUs together
 PLAN = f"{GROUP}/plan"
 # For gangs: labels or annotations on pods; DURATION is an annotation only. GATE is one of a pod's

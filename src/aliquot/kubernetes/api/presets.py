@@ -24,7 +24,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from aliquot.kubernetes.api.names import GROUP, MEMORY_UNIT, MODELS, NOT_MODELS
+from aliquot.kubernetes.api.names import (
+    GPU_UUIDS,
+    GROUP,
+    MEMORY_UNIT,
+    MODELS,
+    NOT_GPU_UUIDS,
+    NOT_MODELS,
+)
 from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -56,7 +63,8 @@ class ForeignAnnotation:
 class Preset:
     """The names of resources; an empty one does not exist.
 
-    `models` and `not_models` are annotations, and `foreign` those with a fixed meaning.
+    `models`, `not_models`, `gpus` and `not_gpus` are annotations, and `foreign` those with a fixed
+    meaning.
     """
 
     name: str
@@ -70,6 +78,8 @@ class Preset:
     whole_by_core: bool = False
     models: str = MODELS
     not_models: str = NOT_MODELS
+    gpus: str = GPU_UUIDS
+    not_gpus: str = NOT_GPU_UUIDS
     foreign: tuple[ForeignAnnotation, ...] = ()
 
     @property
@@ -92,17 +102,11 @@ class Preset:
         return {name: role for name, role in named if name}
 
 
-_BY_UUID = (
-    "GPUs of a cluster cannot be chosen by their UUIDs",
-    "Choose nodes with a nodeSelector, or models with nvidia.com/use-gputype.",
-)
 _FILLING = (
     "a pod cannot choose how nodes and GPUs are filled: they are filled one after the other",
     "Leave it out; topologySpreadConstraints and podAntiAffinity spread pods over nodes.",
 )
 _HAMI = (
-    ForeignAnnotation("nvidia.com/use-gpuuuid", (), *_BY_UUID),
-    ForeignAnnotation("nvidia.com/nouse-gpuuuid", (), *_BY_UUID),
     ForeignAnnotation("hami.io/node-scheduler-policy", ("binpack",), *_FILLING),
     ForeignAnnotation("hami.io/gpu-scheduler-policy", ("binpack", "topology-aware"), *_FILLING),
     ForeignAnnotation(
@@ -149,6 +153,8 @@ NVIDIA = Preset(
     per_gpu=True,
     models="nvidia.com/use-gputype",
     not_models="nvidia.com/nouse-gputype",
+    gpus="nvidia.com/use-gpuuuid",
+    not_gpus="nvidia.com/nouse-gpuuuid",
     foreign=_HAMI,
 )
 ALIYUN = Preset(name="aliyun", memory="aliyun.com/gpu-mem", memory_unit=1 << 30)

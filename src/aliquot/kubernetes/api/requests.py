@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.neighbours import PodWishes, wishes_of
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.model import (
     MAX_SLICES,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.model import Amount
+    from aliquot.placement.core.wishes import Wishes
 
 _SUFFIXES = {
     "": Fraction(1),
@@ -77,9 +79,10 @@ class ContainerRequest:
     A slice has `memory` bytes of each GPU, or `memory_percent` of its memory; for a whole or shared
     GPU the memory depends on the GPU and its node. `compute` is percent of each GPU; 0 is an equal
     part of what the others leave. A GPU's model must contain one of the words `models` and none of
-    `not_models`, and a GPU weaker than `min_strength` does not fit. `units` are what the kubelet
-    asks the agent for: resource and count. `init`: the container ends before the others start, and
-    they get its device ids again.
+    `not_models`, and a GPU weaker than `min_strength` does not fit. `wishes` are about GPUs by UUID
+    and about neighbours; if `alone`, no other container is on its GPUs. `units` are what the
+    kubelet asks the agent for: resource and count. `init`: the container ends before the others
+    start, and they get its device ids again.
     """
 
     container: str
@@ -95,6 +98,8 @@ class ContainerRequest:
     units: tuple[tuple[str, int], ...] = ()
     init: bool = False
     min_strength: float = 0.0
+    wishes: Wishes | None = None
+    alone: bool = False
 
     def accepts(self, model: str) -> bool:
         """Whether it may use GPUs of this model."""
@@ -123,6 +128,8 @@ class ContainerRequest:
         on += f" and not {' or '.join(sorted(self.not_models))}" if self.not_models else ""
         if self.min_strength:
             on += f" with strength {format_strength(self.min_strength)} or more"
+        on += f" {self.wishes}" if self.wishes is not None and str(self.wishes) else ""
+        on += " alone" if self.alone else ""
         if self.kind != "sliced":
             return f"{self.kind}: {gpus}{on}"
         size = f"{self.memory_percent}%" if self.memory_percent else format_bytes(self.memory)
@@ -239,6 +246,7 @@ def _request(
         compute = settings.compute or 0
     if settings.policy is Policy.HARD and kind != "whole" and not compute:
         raise hard_without_compute(container.name, kind, preset.core or names.COMPUTE)
+    wished = _wishes(pod, preset)
     return ContainerRequest(
         container=container.name,
         kind=kind,
@@ -253,6 +261,8 @@ def _request(
         units=asked.units(),
         init=init,
         min_strength=_min_strength(pod),
+        wishes=wished.wishes,
+        alone=wished.alone,
     )
 
 
@@ -458,6 +468,13 @@ def _models(pod: Pod, annotation: str) -> frozenset[str]:
             "Write words of GPU models with commas between them, for example H100,A100.",
         )
     return words
+
+
+def _wishes(pod: Pod, preset: Preset) -> PodWishes:
+    try:
+        return wishes_of(pod, preset)
+    except InvalidValueError as error:
+        raise InvalidRequestError("InvalidAnnotation", error.message, error.hint or "") from error
 
 
 def _min_strength(pod: Pod) -> float:

@@ -8,6 +8,7 @@
 - `gpu_operator`: what the labels of NVIDIA's GPU Operator say about a node.
 - `hardware`: a node's GPUs as `placement` knows them.
 - `membership`: which gang a pod belongs to, by labels and annotations, and how long it runs.
+- `neighbours`: why pods keep each other from GPUs, in a sentence.
 - `node_usage`: what pods use of one node's GPUs, by the node's report or by their plans.
 - `offered`: the nodes that kube-scheduler offered for a pod, remembered in few bytes.
 - `parts`: the parts of GPUs that a pod's containers have, and which pods can be confused.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.cluster.workloads import ENDING, Work, is_single
 from aliquot.placement.core.demand import Demand, Gang, Kind, Placement, Running
+from aliquot.placement.core.wishes import Wishes
 from aliquot.placement.queues.quota import Bound, Resources, Tree, add_all, prefixes, takes, usage
 
 if TYPE_CHECKING:
@@ -270,11 +271,13 @@ def _pairs(row: int, held: Mapping[int, GpuUsage]) -> Pairs:
     pairs = []
     for column, one in held.items():
         place = Placement(row, (column,))
+        mark = one.mark
+        wishes = None if mark is None else Wishes(label=mark.label, apart_from=mark.apart_from)
         if one.kind is Kind.WHOLE:
-            pairs.append((place, Demand()))
+            pairs.append((place, Demand(wishes=wishes)))
             continue
-        use = one.use
-        pairs.append((place, Demand(1, one.kind, min(use.milli, 1000), use.bytes)))
+        use, milli = one.use, min(one.use.milli, 1000)
+        pairs.append((place, Demand(1, one.kind, milli, use.bytes, wishes=wishes)))
         pairs += [(place, Demand(1, one.kind, 0))] * (use.holders - 1)
     return pairs
 

@@ -105,6 +105,7 @@ class Cluster:
         self._bound: dict[str, _Bound] = {}
         self._reserved: dict[str, Reserved] = {}
         self._here: defaultdict[str, set[str]] = defaultdict(set)  # UIDs of both, by node
+        self._alone: set[str] = set()  # UIDs of those that share their GPUs with nobody
         self._reported: set[str] = set()  # UIDs that their node has reported at some time
         self._rows: dict[str, int] = {}
         self._specs: dict[str, NodeHardware] = {}
@@ -218,6 +219,24 @@ class Cluster:
         self._forget_old()
         return self._reserved.get(uid)
 
+    def pod_name(self, uid: str) -> str:
+        """The namespace and name of a pod that has GPUs, or its UID if they are not known."""
+        bound, reserved = self._bound.get(uid), self._reserved.get(uid)
+        if bound is not None:
+            return bound.pod.key
+        return uid if reserved is None else reserved.pod
+
+    @property
+    def nodes_with_alone(self) -> set[str]:
+        """The nodes of pods that are alone on their GPUs."""
+        both = (self._bound.get(uid) or self._reserved.get(uid) for uid in self._alone)
+        return {one.node for one in both if one is not None}
+
+    def parts_on(self, node: str) -> Iterator[tuple[str, Parts]]:
+        """The UID of each pod on a node with its plan, bound or reserved, and its parts."""
+        for uid in sorted(self._here.get(node, ())):
+            yield uid, self._parts(uid)
+
     def unreported(self, node: str) -> Iterator[tuple[str, Parts]]:
         """The pods bound to a node, or being bound, with containers that it has not reported yet.
 
@@ -304,19 +323,30 @@ class Cluster:
                 return
             self._stale.discard(name)
 
-    def chooser_on(self, name: str, without: Collection[str] = ()) -> Chooser | None:
+    def chooser_on(
+        self, name: str, without: Collection[str] = (), *, wishes: bool = False
+    ) -> Chooser | None:
         """Chooses GPUs on one node, as row 0, as if these pods, by UID, had nothing.
 
-        None if the node is unusable.
+        None if the node is unusable. Only demands without wishes are chosen for, unless `wishes`.
         """
         if self.why_unusable(name) is not None:
             return None
-        node = self._nodes[name]
-        snapshot, by = self._empty_node(replace(self._spec(node), name=""))
+        spec = self._spec(self._nodes[name])
+        snapshot, by = self._empty_node(replace(spec, name="", uuids=()))
         allocations = Allocations(snapshot)
         cached = name in self._free and name not in self._stale and not without
         allocations.set_node(0, self._free[name] if cached else self._free_on(name, without))
+        if wishes:
+            allocations.hardware = replace(snapshot.hardware, uuids=(spec.uuids,))
+            allocations.marks.elsewhere = self._labels_besides(name, without)
         return Chooser(allocations, by)
+
+    def _labels_besides(self, name: str, without: Collection[str]) -> frozenset[str]:
+        """The labels of pods that have GPUs on other nodes, but for the pods of these UIDs."""
+        allocations = self.chooser.allocations
+        nodes = {allocations.hardware.names[row] for row in allocations.marks.nodes()} - {name}
+        return frozenset().union(*(self._usage(one).labels(without) for one in nodes))
 
     def _empty_node(self, spec: NodeHardware) -> tuple[Snapshot, Strategy]:
         """An empty node like this, and the strategy for it. A cluster has few kinds of nodes."""
@@ -417,12 +447,15 @@ class Cluster:
 
     def _add(self, uid: str, node: str, parts: Parts) -> None:
         self._here[node].add(uid)
+        if any(one.alone for one in parts):
+            self._alone.add(uid)
         if node in self._usages:
             self._usages[node].add(uid, parts)
         self._mark(node)
 
     def _remove(self, uid: str, node: str) -> None:
         self._here[node].discard(uid)
+        self._alone.discard(uid)
         self._reported.discard(uid)
         if not self._here[node]:
             del self._here[node]

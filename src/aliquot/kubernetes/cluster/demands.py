@@ -31,16 +31,21 @@ ANY_SIZE = Size(0, 1)
 def demand_of(
     request: ContainerRequest, gpu_bytes: int, shares: int, models: Sequence[str]
 ) -> Demand:
-    """A request on nodes with GPUs of this size and number of shares; `models` are all models."""
+    """A request on nodes with GPUs of this size and number of shares; `models` are all models.
+
+    A container that is alone takes whole GPUs, though its slice is smaller.
+    """
     whole = request.kind == "whole"
+    kind = "whole" if request.alone else request.kind
     return Demand(
         gpus=request.gpus,
-        kind=KINDS[request.kind],
-        milli=milli_of(request.kind, request.reserved, shares),
+        kind=KINDS[kind],
+        milli=milli_of(kind, request.reserved, shares),
         gpu_bytes=0 if whole else request.memory_of(gpu_bytes, shares),
         models=_models(request, models),
         thrifty=request.kind != "whole",
         min_strength=request.min_strength,
+        wishes=request.wishes,
     )
 
 

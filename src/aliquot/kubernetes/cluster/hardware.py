@@ -44,6 +44,7 @@ def spec_of(node: GpuNode) -> NodeHardware:
         links=_links(gpus),
         strength=min((one.strength or strength_of(one.model) for one in gpus), default=0.0),
         unhealthy=frozenset(column for column, one in enumerate(gpus) if not one.healthy),
+        uuids=tuple(one.uuid for one in gpus),
     )
 
 

@@ -3,7 +3,7 @@
 What a GPUNode reports is used, even if the pod is gone. What a container has by its plan counts
 until its GPUNode reports that container. Of the containers of one pod, those that run at the same
 time are added up: an init container has ended when the containers after it start, so the larger of
-both counts.
+both counts. A GPU with a pod that is alone is used as a whole one.
 
 Adding or removing a pod costs the same, however many pods there are. The result always equals a
 full recount.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api import plan
     from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu
     from aliquot.kubernetes.cluster.parts import Parts
+    from aliquot.placement.core.wishes import Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,11 @@ NOTHING = Use()
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """What a pod uses of one GPU, and as which kind."""
+    """What a pod uses of one GPU, as which kind, and what it leaves there for others to see."""
 
     kind: Kind
     use: Use
+    mark: Mark | None = None
 
 
 _PodUses = tuple[tuple[str, "plan.Kind", Use], ...]  # of one pod: GPU, its kind, and use
@@ -75,6 +77,7 @@ class NodeUsage:
         self._planned: dict[str, Parts] = dict(planned)
         self._by_pod: dict[str, _PodUses] = {}
         self._uses: _Uses = {}
+        self._marks: dict[str, Mark] = {}
         for uid in {*self._reported, *planned}:
             self._count(uid)
 
@@ -100,14 +103,29 @@ class NodeUsage:
                 _subtract(uses, self._by_pod.get(uid, ()))
         free = [_free(gpu, uses.get(gpu.uuid, {}), most_holders) for gpu in self._status.gpus]
         milli, sizes, kinds, holders = zip(*free, strict=True) if free else ((), (), (), ())
-        return NodeFree(milli, sizes, kinds, holders)
+        return NodeFree(milli, sizes, kinds, holders, self._on_gpus(without))
+
+    def labels(self, without: Collection[str] = ()) -> set[str]:
+        """The labels of pods that use a GPU here, but for the pods of these UIDs."""
+        return {mark.label for uid, mark in self._marks.items() if uid not in without} - {""}
+
+    def _on_gpus(self, without: Collection[str]) -> tuple[tuple[Mark, ...], ...]:
+        """What pods leave on each GPU for others to see; empty if that is nothing."""
+        if not self._marks:
+            return ()
+        found: dict[str, list[Mark]] = {gpu.uuid: [] for gpu in self._status.gpus}
+        for uid, mark in self._marks.items():
+            for uuid, _, _ in () if uid in without else self._by_pod[uid]:
+                if uuid in found:
+                    found[uuid].append(mark)
+        return tuple(map(tuple, found.values()))
 
     def by_pod(self) -> dict[str, dict[int, GpuUsage]]:
         """What each pod uses of each GPU, by UID and column."""
         columns = {gpu.uuid: column for column, gpu in enumerate(self._status.gpus)}
         return {
             uid: {
-                columns[uuid]: GpuUsage(KINDS[kind], use)
+                columns[uuid]: GpuUsage(KINDS[kind], use, self._marks.get(uid))
                 for uuid, kind, use in uses
                 if uuid in columns
             }
@@ -125,6 +143,7 @@ class NodeUsage:
     def _count(self, uid: str) -> None:
         """Count again what a pod has."""
         _subtract(self._uses, self._by_pod.pop(uid, ()))
+        self._marks.pop(uid, None)
         planned = self._planned.get(uid, ())
         reported = self._reported.get(uid)
         parts = planned if reported is None else tuple(_in_order(reported, planned))
@@ -134,6 +153,9 @@ class NodeUsage:
         for gpu, kind, use in uses:
             kinds = self._uses.setdefault(gpu, {})
             kinds[kind] = kinds[kind] + use if kind in kinds else use
+        wishes = next((one.wishes for one in planned if one.wishes is not None), None)
+        if wishes is not None and wishes.mark is not None:
+            self._marks[uid] = wishes.mark
 
 
 def _subtract(uses: _Uses, of_pod: _PodUses) -> None:
@@ -167,7 +189,9 @@ def _reported_parts(status: GpuNodeStatus) -> dict[str, dict[str, list[Part]]]:
 
 def _counted(parts: Parts, shares: int) -> _PodUses:
     """What a pod has of each GPU."""
-    kinds = {gpu: one.kind for one in parts for gpu in one.gpus}
+    kinds: dict[str, plan.Kind] = {
+        gpu: "whole" if one.alone else one.kind for one in parts for gpu in one.gpus
+    }
     return tuple((gpu, kinds[gpu], use) for gpu, use in _uses(parts, shares).items())
 
 
@@ -182,7 +206,8 @@ def _in_order(reported: Mapping[str, list[Part]], planned: Parts) -> Iterable[Pa
             yield from parts
     for one in planned:
         for part in reported.get(one.container, ()):
-            yield replace(part, init=True) if one.init else part
+            differs = one.init or one.alone
+            yield replace(part, init=one.init, alone=one.alone) if differs else part
     yield from _unreported(reported, planned)
 
 
@@ -215,8 +240,10 @@ def _free(
 ) -> tuple[int, int, Kind, int]:
     if not kinds:
         return WHOLE_MILLI, gpu.memory, Kind.FREE, 0
-    kind = KINDS[gpu.kind or max(kinds)]  # whole before the others, should kinds be mixed
+    is_one = "whole" in kinds  # or a pod is alone on it, though its node reports slices
+    name = "whole" if is_one and len(kinds) == 1 else gpu.kind or max(kinds)
+    kind = KINDS[name]  # whole before the others, should kinds be mixed
     use = sum(kinds.values(), NOTHING)
-    if kind is Kind.WHOLE or (most_holders is not None and use.holders >= most_holders):
+    if is_one or kind is Kind.WHOLE or (most_holders is not None and use.holders >= most_holders):
         return 0, 0, kind, use.holders
     return max(0, WHOLE_MILLI - use.milli), max(0, gpu.memory - use.bytes), kind, use.holders

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.api.requests import ContainerRequest
+    from aliquot.placement.core.wishes import Wishes
 
 
 MOST_BYTES = 1 << 48  # no GPU has more memory
@@ -36,6 +37,7 @@ class Part:
 
     `reserved` is the percentage of compute that no other container can have. `init`: the container
     ends before those after it start. `units` is what the kubelet asks for: resource and count.
+    `wishes` are about GPUs by UUID and about neighbours; if `alone`, nothing else is on its GPUs.
     """
 
     container: str
@@ -46,6 +48,8 @@ class Part:
     reserved: int = 0
     init: bool = False
     units: tuple[tuple[str, int], ...] = ()
+    wishes: Wishes | None = None
+    alone: bool = False
 
 
 Parts = tuple[Part, ...]  # of one pod, in the order in which the kubelet starts its containers
@@ -107,6 +111,8 @@ def _part(request: ContainerRequest, plan: ContainerPlan) -> Part:
         reserved=0 if request.priority is Priority.BACKGROUND else compute,
         init=request.init,
         units=request.units,
+        wishes=request.wishes,
+        alone=request.alone,
     )
 
 
@@ -126,6 +132,8 @@ def part_of(request: ContainerRequest, columns: Sequence[int], status: GpuNodeSt
         reserved=request.reserved,
         init=request.init,
         units=request.units,
+        wishes=request.wishes,
+        alone=request.alone,
     )
 
 
@@ -157,5 +165,5 @@ def _are_confusable(one: Part, other: Part) -> bool:
     return not set(one.units).isdisjoint(other.units) and set(one.gpus) != set(other.gpus)
 
 
-def _shape(one: Part) -> tuple[Kind, int, int, int]:
-    return one.kind, len(one.gpus), one.memory, one.compute
+def _shape(one: Part) -> tuple[object, ...]:
+    return one.kind, len(one.gpus), one.memory, one.compute, one.wishes, one.alone

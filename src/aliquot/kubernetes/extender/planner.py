@@ -24,6 +24,7 @@ from aliquot.kubernetes.api.requests import InvalidRequestError, names_resources
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.demands import Demands
 from aliquot.kubernetes.cluster.membership import check_duration
+from aliquot.kubernetes.cluster.neighbours import why_unwelcome
 from aliquot.kubernetes.cluster.offered import NO_ROW, rows_of
 from aliquot.kubernetes.cluster.parts import part_of
 from aliquot.kubernetes.extender.containers import place
@@ -49,9 +50,9 @@ RESERVED_SECONDS = 30.0
 BEST_SCORE = 10
 REMEMBERED = 1 << 14  # pods whose requests are remembered
 MOST_NAMED = 3  # nodes in a message, of those that are unusable for one reason
-PERMANENT = {Lack.MODEL, Lack.WEAK, Lack.TOO_FEW, Lack.TOO_SMALL}
-
+PERMANENT = {Lack.MODEL, Lack.WEAK, Lack.TOO_FEW, Lack.NAMED, Lack.TOO_SMALL}
 NOT_TOGETHER = "its containers do not fit together"
+BY_NEIGHBOURS = {Lack.SHARED, Lack.SLICED, Lack.GPU, Lack.NEIGHBOURS, NOT_TOGETHER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,8 @@ class Planner:
         self, requests: Sequence[ContainerRequest], node: str, without: Collection[str] = ()
     ) -> Parts | None:
         """What a pod would get on a node without these pods, by UID; None if it does not fit."""
-        chooser = self.cluster.chooser_on(node, without)
+        wishes = any(one.wishes is not None for one in requests)
+        chooser = self.cluster.chooser_on(node, without, wishes=wishes)
         if chooser is None:
             return None
         return place(chooser, requests, self.cluster.nodes[node].status)
@@ -288,6 +290,10 @@ class Planner:
             message += self._at_most(requests, refused)
         if Lack.WEAK in counts:
             message += self._strongest(refused)
+        clash = why_unwelcome(
+            self.cluster, requests, lambda name: refused.get(name) in BY_NEIGHBOURS
+        )
+        message += f" {clash[0].upper()}{clash[1:]}." if clash else ""
         usable = {why for name, why in refused.items() if name not in unusable}
         never = usable and usable <= PERMANENT
         return Answer((), refused, "TooLarge" if never else "InsufficientGPUs", message)

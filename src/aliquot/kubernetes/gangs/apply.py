@@ -18,6 +18,7 @@ import numpy as np
 from aliquot.kubernetes.api.gang import Phase
 from aliquot.kubernetes.api.times import clock
 from aliquot.kubernetes.cluster.elastic import told_ahead
+from aliquot.kubernetes.cluster.neighbours import why_unwelcome
 from aliquot.kubernetes.cluster.snapshot import bare
 from aliquot.kubernetes.gangs.events import PreemptionNotice, closeness, why_later
 from aliquot.kubernetes.gangs.lifecycle import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
     from aliquot.kubernetes.cluster.cluster import Cluster
     from aliquot.kubernetes.cluster.membership import GangKey
@@ -290,8 +292,15 @@ class DecisionApplier:
             start = starts.get(gang.name)
             text = why_later(gang, capacity.allocations, start, running, now)
             why = "" if start else f"; {decision.reasons.get(gang.name, '')}".rstrip("; ")
+            clash = self._clash(snapshot.ready[gang.name].requests)
+            why += f"; {clash}" if clash else ""
             plan = None if start is None else _planned_start(start, snapshot.nodes)
             self._registry.update(wait(state, text + why + _obstacles(state, now), plan))
+
+    def _clash(self, members: Sequence[tuple[ContainerRequest, ...]]) -> str:
+        """Why neighbours or a choice by UUID keep a member from GPUs; empty if they do not."""
+        found = (why_unwelcome(self._cluster, one) for one in dict.fromkeys(members))
+        return next(filter(None, found), "")
 
     def _larger_than_the_cluster(self, gang: GangState, why: str) -> GangState:
         if self._may_grow:
@@ -341,7 +350,8 @@ class _Capacity:
         return self._tree.over(gang.queue, more, charged) is None
 
     def _equals(self, then: Allocations) -> bool:
-        return all(
+        same = self.allocations.marks == then.marks
+        return same and all(
             np.array_equal(getattr(self.allocations, name), getattr(then, name))
             for name in CHANGING
         )

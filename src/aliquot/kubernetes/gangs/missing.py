@@ -3,7 +3,8 @@
 A cluster autoscaler does not see pods with a gate, and could not judge a gang: so `scaleup` asks it
 for what is missing here. Members are placed one by one on what is free after a decision; those that
 fit nowhere are missing. A gang for which all members fit waits for something else, and lacks
-nothing. New nodes do not help a gang that a queue's limit blocks, nor one that starts soon anyway.
+nothing. New nodes do not help a gang that a queue's limit blocks, one that starts soon anyway, nor
+one that asks for certain GPUs, or to be with pods that are there.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def shortage(snapshot: DecisionSnapshot, decision: Decision, patience: float) ->
                 free.take_gang(
                     Running(alone, places, question.now, question.now), known_to_fit=True
                 )
-        if missing:
+        wishes = (one.demand.wishes for one in missing)
+        if missing and not any(one is not None and one.needs_existing for one in wishes):
             found.append(MissingWork(gang, tuple(missing)))
     hardware = snapshot.nodes.hardware
     counted = frozenset(

@@ -155,7 +155,7 @@ class Observer:
             missing = [gpu for gpu in part.gpus if gpu not in columns]
             if missing:
                 return f"GPU {missing[0]} of node {place.node} went away"
-            if part.kind != "whole":
+            if part.kind != "whole" and not part.alone:
                 continue
             mine = {columns[gpu] for gpu in part.gpus}
             for other, held in self._cluster.usage_by_pod(place.node).items():

@@ -178,6 +178,8 @@ class SinglePods:
                 tree.add(charged, queue, more)
             if requests not in fit:
                 fit[requests] = self._planner.fits(pod)
+            if any(one.wishes is not None and one.wishes.needs_existing for one in requests):
+                continue
             if gang.members and not fit[requests]:
                 yield MissingWork(gang, (MissingPod(pod, _as_demand(gang)),))
 

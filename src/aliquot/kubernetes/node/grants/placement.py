@@ -156,7 +156,8 @@ def _is_usable(
     gpu: HostGpu,
 ) -> bool:
     model = gpus[gpu.uuid].model if gpu.uuid in gpus else ""
-    is_right = request.accepts(model)
+    is_named = request.wishes is None or request.wishes.selects(gpu.uuid)
+    is_right = request.accepts(model) and is_named
     return gpu.healthy and is_right and allocations.fits_kind(grant, gpu.uuid)
 
 
