@@ -47,6 +47,8 @@ _SUFFIXES = {
     **{unit: Fraction(1000) ** power for power, unit in enumerate(("k", "M", "G", "T"), 1)},
     **{unit: Fraction(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), 1)},
 }
+_POLICIES = f"one of {', '.join(Policy)}"
+_PRIORITIES = f"one of {', '.join(Priority)}"
 QUANTITIES = 1 << 12  # that are cached: most pods ask for the same amounts as others
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?)(?P<suffix>[A-Za-z]*)", re.ASCII)
 
@@ -171,9 +173,8 @@ def settings_of(pod: Pod) -> Settings:
     """The slice settings in a pod's annotations; InvalidRequestError names all invalid ones."""
     notes = _Annotations(pod.metadata.annotations)
     settings = Settings(
-        policy=notes.read(names.POLICY, Policy, f"one of {', '.join(Policy)}") or Policy.ELASTIC,
-        priority=notes.read(names.PRIORITY, Priority, f"one of {', '.join(Priority)}")
-        or Priority.NORMAL,
+        policy=notes.read(names.POLICY, Policy, _POLICIES) or Policy.ELASTIC,
+        priority=notes.read(names.PRIORITY, Priority, _PRIORITIES) or Priority.NORMAL,
         memory=notes.read(names.MEMORY, _memory, "an amount as 8GiB, 50%, or units of 256 MiB"),
         compute=notes.read(names.COMPUTE, parse_share, "1 to 100 percent, or equal"),
     )
@@ -279,6 +280,7 @@ def _asked(container: Container) -> dict[str, Quantity]:
     return {name: value for name, value in _amounts(container).items() if not _is_zero(value)}
 
 
+@lru_cache(maxsize=QUANTITIES)
 def _is_zero(value: Quantity) -> bool:
     try:
         return quantity(value) == 0
@@ -460,8 +462,10 @@ def _check_foreign(pod: Pod, preset: Preset) -> None:
 
 def _models(pod: Pod, annotation: str) -> frozenset[str]:
     text = pod.metadata.annotations.get(annotation, "")
+    if not text:
+        return frozenset()
     words = frozenset(word.strip() for word in text.split(",") if word.strip())
-    if text and not words:
+    if not words:
         raise InvalidRequestError(
             "InvalidAnnotation",
             f"the annotation {annotation} is {text!r}, which names no model",
