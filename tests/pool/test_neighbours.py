@@ -14,10 +14,12 @@ from aliquot.model.job import ArrayIndex, Job, Sizes
 from aliquot.model.neighbours import Neighbours
 from aliquot.model.owner import Owner
 from aliquot.model.selection import GpuSelection
+from aliquot.placement.core.demand import Demand, Kind
+from aliquot.placement.elastic.feasibility import Feasibility, JobWorkers
 from aliquot.placement.elastic.resize import Rules
 from aliquot.placement.elastic.sizes import TRIES
 from aliquot.placement.queues.quota import Bound
-from aliquot.pool.capacity import MachinePlan, RequestKinds, held_gpus
+from aliquot.pool.capacity import MachineCapacity, MachinePlan, RequestKinds, held_gpus
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
 from aliquot.pool.runs import Waiting
 from aliquot.pool.schedule import PoolScheduler, UserShares, run_name
@@ -28,6 +30,7 @@ from pool.test_run_schedule import ALICE, BOB, NOW, job, run
 from support import GIB, make_grant, make_shared
 
 if TYPE_CHECKING:
+    from aliquot.model import Grant
     from aliquot.pool.store import StoredJob
     from pool.conftest import PoolUp
 
@@ -193,6 +196,11 @@ CHOOSY = {
 }
 
 
+def with_compute(grant: Grant, percent: int) -> Grant:
+    slices = (replace(one, compute_percent=percent) for one in grant.slices)
+    return replace(grant, slices=tuple(slices))
+
+
 class TestKinds:
     @pytest.mark.parametrize("choosy", CHOOSY.values(), ids=CHOOSY)
     @pytest.mark.parametrize("plain", [PART, Request()], ids=["part", "whole"])
@@ -231,6 +239,25 @@ class TestKinds:
         jobs = [*stuck, *fixed, stored(9, small, sizes=most)]
         assert started(PoolScheduler(), jobs, status)[9] == 2
 
+    @pytest.mark.parametrize("percent", [20, 40])
+    def test_workers_of_equal_memory_need_not_be_equal(self, percent: int) -> None:
+        """Of the GPU's time 20 % are free."""
+        worker = make_grant("a.0", gpu0=40 * GIB)
+        plan = MachinePlan(
+            (make_shared(0, granted=60 * GIB),),
+            (worker, with_compute(make_grant("x", gpu0=20 * GIB), 80)),
+        )
+        requests = {"a": PART, "b": replace(PART, compute_percent=percent)}
+        kinds = RequestKinds.of(requests.values(), plan)
+        demand = Demand(1, Kind.SLICED, milli=500, gpu_bytes=40 * GIB)
+        jobs = {
+            name: JobWorkers(name, (demand,), terms=kinds.kind(one))
+            for name, one in requests.items()
+        }
+        jobs["a"] = replace(jobs["a"], held=(worker,), size=1)
+        check = Feasibility(MachineCapacity(plan, requests, {"a": (), "b": ()}), jobs)
+        assert check.fits({"a": 0, "b": 1}) is (percent == 20)
+
     def test_names_do_not_make_kinds_unless_a_slice_asks_about_them(self) -> None:
         one, other = PART.of_owner(1, "one"), PART.of_owner(2, "other")
         plain = RequestKinds.of([one, other], empty(1))
@@ -243,6 +270,36 @@ class TestKinds:
 
 GONE = replace(PART, which=GpuSelection(named=("GPU-0dead",)))
 WAITED_LONG = Rules().patience_seconds + 1
+
+
+LARGE = Request(memory=Amount(bytes=60 * GIB))
+
+
+class TestChoice:
+    """On a machine with two GPUs that nobody uses."""
+
+    STATUS = Status(1, (make_shared(0), make_shared(1)), (), {})
+
+    @pytest.mark.parametrize("choosy", [LARGE, Request()], ids=["part", "whole"])
+    def test_a_job_leaves_the_gpu_that_another_asks_for_to_it(self, choosy: Request) -> None:
+        jobs = [stored(1, LARGE, waited=20.0), stored(2, replace(choosy, which=ON_GPU_0))]
+        assert started(PoolScheduler(), jobs, self.STATUS) == {1: 1, 2: 1}
+
+    def test_a_command_leaves_the_gpu_that_another_asks_for_to_it(self) -> None:
+        runs = [
+            replace(run(n, waits=True), request=one.of_owner(BOB.uid, f"b{n}"))
+            for n, one in enumerate((LARGE, replace(LARGE, which=ON_GPU_0)))
+        ]
+        scheduler = PoolScheduler()
+        list(scheduler.changes([], self.STATUS, NOW, UserShares(), runs))
+        gpus = {run_name(one): part.gpu_uuid for one, (part,) in scheduler.admitted}
+        assert gpus == {f"run {n}": make_shared(1 - n).gpu.uuid for n in range(2)}
+
+    def test_the_one_whose_turn_it_is_starts_if_only_one_can(self) -> None:
+        full = replace(make_grant("x", gpu1=80 * GIB), owner_uid=BOB.uid)
+        status = Status(1, (make_shared(0), make_shared(1, granted=80 * GIB)), (full,), {})
+        jobs = [stored(1, LARGE, waited=20.0), stored(2, replace(LARGE, which=ON_GPU_0))]
+        assert started(PoolScheduler(), jobs, status) == {1: 1}
 
 
 class TestPatience:
@@ -339,7 +396,7 @@ class TestReasons:
         status = Status(1, (make_shared(0, granted=8 * GIB), make_shared(1)), (used,), {})
         pinned = Request(memory=Amount(bytes=60 * GIB), which=GpuSelection(named=("0",)))
         scheduler = PoolScheduler()
-        jobs = [stored(1, PART, waited=20.0), stored(2, pinned)]
+        jobs = [stored(1, replace(PART, which=ON_GPU_0), waited=20.0), stored(2, pinned)]
         assert started(scheduler, jobs, status) == {1: 1}
         told = "of the GPUs allowed by --gpu 0, none have 60 GiB free"
         assert scheduler.waiting == {"job 2": told}
@@ -372,6 +429,16 @@ class TestPool:
         assert chosen["gpu"] not in {train, bench}
         shown = pool.ask("describe", "eval").stdout
         assert "8 GiB of each, compute equal; --apart-from train" in shown
+
+    def test_a_job_leaves_the_gpu_that_another_asks_for_to_it(self, pool: PoolUp) -> None:
+        gate = pool.submit("--name", "gate", "--grace", "1", "--gpus", "4", "--", *FOREVER)
+        after, large = ("--after", f"{gate}:any"), ("--grace", "1", "--memory", "60GiB")
+        pool.submit("--name", "plain", *large, *after, "--", *FOREVER)
+        pool.submit("--name", "first", *large, "--gpu", "0", *after, "--", *FOREVER)
+        pool.wait_for("gate", "Running")
+        pool.ask("cancel", "gate")
+        for name in ("plain", "first"):
+            pool.wait_for(name, "Running")
 
     def test_workers_that_never_fit_are_refused(self, pool: PoolUp) -> None:
         web = ("--memory", "8GiB", "--label", "web", "--apart-from", "web")

@@ -264,6 +264,11 @@ class RequestKinds:
             self._usable[kind] = usable_gpus(request, self.plan.gpus, self.plan.grants)
         return self._usable[kind]
 
+    def choice(self, request: Request) -> float:
+        """How many GPUs the request may use; infinite if it may use all."""
+        usable = self.usable(request)
+        return math.inf if usable is None else len(usable)
+
     def kind(self, request: Request) -> Request:
         """The request without what does not decide where its slices can be.
 

@@ -13,6 +13,7 @@ fails (no arbiter, a full disk) is reported and retried; the next round repairs 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -364,8 +365,13 @@ class PoolController:
         runs = [] if self.runs is None else self.runs.requests(status)
         if not jobs and not runs:
             return False
-        jobs = [self._try(stored, lambda one: self._step(one, status)) for stored in jobs]
-        jobs = [stored for stored in jobs if not stored.state.phase.final]
+        # Those that may use few GPUs reserve theirs first, as the scheduler has planned it.
+        by_choice = sorted(jobs, key=lambda one: _choice(one, status))
+        stepped = {
+            stored.job.number: self._try(stored, lambda one: self._step(one, status))
+            for stored in by_choice
+        }
+        jobs = [one for job in jobs if not (one := stepped[job.job.number]).state.phase.final]
         jobs, holds = self._without_abandoned(jobs)
         self._decide(jobs, runs, holds)
         return any(
@@ -526,6 +532,12 @@ class PoolController:
         # The server that knows the groups may be slow: it is asked only where groups matter.
         groups = groups_of(owner) if policy.groups else frozenset[str]()
         return policy.quota_of(owner.name, owner.uid, groups)
+
+
+def _choice(stored: StoredJob, status: Status) -> float:
+    """How many GPUs a job may use; infinite if it names none."""
+    which = stored.job.request.which
+    return sum(which.allows(one.gpu) for one in status.gpus) if which else math.inf
 
 
 _DOING = {Desired.RUN: "resuming", Desired.SUSPEND: "suspending", Desired.CANCEL: "cancelling"}

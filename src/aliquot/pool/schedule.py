@@ -114,7 +114,7 @@ class PoolScheduler:
         elastic = [_elastic(stored, status, kinds) for stored in free]
         elastic += [_elastic_run(run, status, kinds) for run in runs if run.mode is RunMode.WAIT]
         elastic += [_elastic_grant(one, status) for one in charged if _counts(one.grant)]
-        check, hardware = _feasibility(jobs, status, runs), _hardware(status)
+        check, hardware = _feasibility(jobs, status, runs, kinds), _hardware(status)
         queues = shares.queues_of(
             [
                 *((stored.job.queue, stored.owner.name) for stored in jobs),
@@ -137,7 +137,7 @@ class PoolScheduler:
                     continue
                 plan, grown[name] = more, size
             yield stored, lifecycle.resize(stored.job, state, state.generation, size, now, why)
-        for name, size in decision.starts.items():
+        for name, size in _start_order(decision, names, status, plan, kinds):
             if name in requests:
                 plan = self._admit(requests[name], plan)
                 continue
@@ -215,6 +215,33 @@ class PoolScheduler:
             return plan
         self.admitted.append((run, slices))
         return plan
+
+
+def _start_order(
+    decision: SizeDecision, names: _Names, status: Status, plan: MachinePlan, kinds: RequestKinds
+) -> Iterable[tuple[str, int]]:
+    """The starts in the order in which GPUs are chosen for them.
+
+    If all fit so, those that may use few GPUs choose first. Else the order is that of their turns.
+    """
+
+    def choice(name: str) -> float:
+        run = names.runs.get(name)
+        return kinds.choice(requested_by(names.jobs[name]) if run is None else run.request)
+
+    turns = list(decision.starts.items())
+    order = sorted(turns, key=lambda start: choice(start[0]))
+    if order == turns:
+        return turns
+    try:
+        for name, size in order:
+            if name in names.runs:
+                plan, _ = plan.put(names.runs[name].request, 1)
+            else:
+                plan = _placed(plan, names.jobs[name], status, size)
+    except NoCapacityError:
+        return turns
+    return order
 
 
 def run_name(run: RunRequest) -> str:
@@ -500,7 +527,7 @@ def _elastic_grant(one: AdmittedGrant, status: Status) -> Elastic:
 
 
 def _feasibility(
-    jobs: Sequence[StoredJob], status: Status, runs: Sequence[RunRequest]
+    jobs: Sequence[StoredJob], status: Status, runs: Sequence[RunRequest], kinds: RequestKinds
 ) -> Feasibility[Grant]:
     grants = {grant.name: grant for grant in status.grants}
     parked: dict[str, Collection[Grant]] = {
@@ -508,29 +535,28 @@ def _feasibility(
     }
     asked = [*(stored.job.request for stored in jobs), *(run.request for run in runs)]
     neighbours = any(neighbours_matter(one, status.grants) for one in asked)
-    workers = {
-        scheduled_name(stored): JobWorkers(
-            name=scheduled_name(stored),
-            member=(_demand(stored.job.request, status),),
-            held=tuple(grants[name] for name in _grants(stored, status)),
-            size=stored.state.size if _has_its_gpus(stored, status) else None,
-            pinned=bool(parked[scheduled_name(stored)]),
-            choosy=neighbours or _is_choosy(stored.job.request),
-        )
-        for stored in jobs
-    }
     requests = {scheduled_name(stored): requested_by(stored) for stored in jobs}
-    for run in runs:
-        name = run_name(run)
-        member, choosy = (_demand(run.request, status),), neighbours or _is_choosy(run.request)
-        workers[name] = JobWorkers(name=name, member=member, choosy=choosy)
-        requests[name], parked[name] = run.request, ()
+    requests |= {run_name(run): run.request for run in runs}
+    workers: dict[str, JobWorkers[Grant]] = {
+        name: JobWorkers(
+            name=name,
+            member=(_demand(request, status),),
+            choosy=neighbours,
+            terms=kinds.kind(request),
+            choice=kinds.choice(request),
+        )
+        for name, request in requests.items()
+    }
+    for stored in jobs:
+        name = scheduled_name(stored)
+        workers[name] = replace(
+            workers[name],
+            held=tuple(grants[one] for one in _grants(stored, status)),
+            size=stored.state.size if _has_its_gpus(stored, status) else None,
+            pinned=bool(parked[name]),
+        )
+    parked |= {run_name(run): () for run in runs}
     return Feasibility(MachineCapacity(MachinePlan.of(status), requests, parked), workers)
-
-
-def _is_choosy(request: Request) -> bool:
-    """Whether it may use some GPUs only."""
-    return bool(request.which) or request.among is not None
 
 
 def _has_its_gpus(stored: StoredJob, status: Status) -> bool:

@@ -16,6 +16,7 @@ the pool has one over an arbiter's grants.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -25,7 +26,7 @@ from aliquot.placement.gangs.domains import capacity
 from aliquot.placement.gangs.plan import plan_gang
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     from aliquot.placement.choose.strategies import Strategy
     from aliquot.placement.core.allocations import Allocations
@@ -45,7 +46,9 @@ class JobWorkers(Generic[Worker]):
     `held` is what its workers have, by rank. `size` is the number of workers in place, None while
     the job is on its way to another size. `live`: it resizes while it runs. `pinned`: it can only
     go where it was, so it is placed before the others. `choosy`: where its workers can be depends
-    on more than their demands, so others with the same demands may not take their places.
+    on the workers of others, so nobody takes their places. Workers with equal demands and `terms`
+    can take each other's places. `choice` is how many GPUs it may use: those with least choose
+    first.
     """
 
     name: str
@@ -55,6 +58,8 @@ class JobWorkers(Generic[Worker]):
     live: bool = False
     pinned: bool = False
     choosy: bool = False
+    terms: Hashable = None
+    choice: float = math.inf
 
     def keeps(self, size: int) -> int:
         """How many workers stay where they are when the job is resized."""
@@ -97,7 +102,7 @@ class Feasibility(Generic[Worker]):
     _known: dict[Sizes, bool] = field(default_factory=dict)
     _counts: dict[Demand, int | None] = field(default_factory=dict)
     _alike: dict[str, str | None] = field(default_factory=dict)
-    _firsts: dict[tuple[Demand, ...], str] = field(default_factory=dict)
+    _firsts: dict[Hashable, str] = field(default_factory=dict)
     _layouts: list[_Layout[Worker]] = field(default_factory=list)
     _to_place_anew: int = PLACED_ANEW
 
@@ -151,25 +156,27 @@ class Feasibility(Generic[Worker]):
             if alike is None:
                 return None
             workers[alike] += size - len(job.held)
-        more: Counter[Demand] = Counter()
+        more: Counter[tuple[Demand, Hashable]] = Counter()
         for name, count in workers.items():
             for one in self.jobs[name].member:
-                more[one] += count
+                more[one, self.jobs[name].terms] += count
         grown = [one for one, count in more.items() if count > 0]
         if not grown:
             return True
         if len(grown) > 1:
             return None
-        free = self._count(grown[0])
+        member = grown[0][0]
+        free = self._count(member)
         if free is not None and more[grown[0]] <= free:
             return True
-        return False if free is not None and len(more) == 1 and _is_one_gpu(grown[0]) else None
+        return False if free is not None and len(more) == 1 and _is_one_gpu(member) else None
 
     def _first_alike(self, job: JobWorkers[Worker]) -> str | None:
         """The first job whose workers are the same; None if a GPU of this job is gone."""
         if job.name not in self._alike:
             is_intact = all(self.capacity.is_intact(one) for one in job.held)
-            first = self._firsts.setdefault(job.member, job.name) if is_intact else None
+            kind = job.member, job.terms
+            first = self._firsts.setdefault(kind, job.name) if is_intact else None
             self._alike[job.name] = first
         return self._alike[job.name]
 
@@ -339,11 +346,12 @@ def _place_anew(
     return workers
 
 
-def _order(pair: tuple[JobWorkers[Worker], int]) -> tuple[bool, bool, int, str]:
-    """Pinned jobs first, then whole GPUs, and large gangs before small ones."""
+def _order(pair: tuple[JobWorkers[Worker], int]) -> tuple[bool, float, bool, int, str]:
+    """Pinned jobs first, then those with little choice, whole GPUs, large gangs before small."""
     job, count = pair
     return (
         not job.pinned,
+        job.choice,
         any(one.kind is not Kind.WHOLE for one in job.member),
         -count * sum(one.total_milli for one in job.member),
         job.name,
