@@ -7,9 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from aliquot.cli import names
+from aliquot.pool import directory
+from aliquot.pool.client import PoolClient
 from conftest import Cli
 from slices.played import Played, grant_words, slice_words, status_words
 
@@ -109,6 +113,17 @@ def test_names_need_neither_the_application_nor_the_scheduler() -> None:
         "assert not unwanted, unwanted"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_jobs_and_commands_of_others_have_no_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"name": "mine", "array": None}, {"name": None, "array": None}]
+    listing = SimpleNamespace(runs=[{"name": "wait"}, {"name": None}], jobs=rows)
+    monkeypatch.setattr(PoolClient, "listing", lambda *_, **__: listing)
+    monkeypatch.setattr(directory, "with_socket", lambda: [None])
+    names.print_names("jobs")
+    assert capsys.readouterr().out.split() == ["mine", "wait"]
 
 
 def test_names_are_never_an_error(cli: Cli, aliquot_state: Path) -> None:

@@ -9,16 +9,21 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from aliquot.model import Request
+from aliquot.model.selection import GpuSelection
+from aliquot.pool.admission import RunAdmission
 from aliquot.pool.encoding import encode_request
 from aliquot.pool.run_client import RunConnection
 from aliquot.pool.runs import RunDesk, Waiting
-from support import wait_until
+from aliquot.pool.store import JobStore
+from aliquot.slices.control import Status
+from support import make_shared, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,11 +171,69 @@ def test_a_client_that_leaves_while_its_grant_is_made_gets_the_grant(asked: Aske
     assert [one["name"] for one in asked.answers()] == ["mine"]
 
 
-def test_a_client_whose_grant_is_being_made_is_not_cancelled(asked: Asked) -> None:
+@contextmanager
+def cancelling(asked: Asked) -> Iterator[list[bool]]:
+    """Cancel it in another thread; what that returned, when the block has ended."""
+    returned: list[bool] = []
+    thread = threading.Thread(
+        target=lambda: returned.append(asked.desk.cancel(asked.run, "alice")), daemon=True
+    )
     with asked.desk.hold(asked.run):
-        assert not asked.desk.cancel(asked.run, "alice")
+        thread.start()
+        yield returned
+    thread.join(60)
+
+
+def test_a_client_whose_grant_is_being_made_is_not_cancelled(asked: Asked) -> None:
+    with cancelling(asked) as returned:
         asked.desk.grant(asked.run, "grants/1#2", "mine", [])
+    assert returned == [False]
     assert [one["name"] for one in asked.answers()] == ["mine"]
+
+
+def test_a_client_whose_grant_is_refused_after_all_is_cancelled(asked: Asked) -> None:
+    with cancelling(asked) as returned:
+        pass  # no GPU is free any more: it goes on waiting
+    assert returned == [True]
+    (answer,) = asked.answers()
+    assert "cancelled by alice" in str(answer["error"])
+
+
+def test_commands_of_one_process_wait_under_different_names(asked: Asked, short_tmp: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as second:
+        second.connect(str(short_tmp / "runs"))
+        second.sendall(json.dumps({**ASKED, "wait": True}).encode() + b"\n")
+        wait_until(lambda: len(asked.desk.requests()) == 2)
+        names = [run.shown_name for run in asked.desk.requests()]
+        assert names == [f"true-{os.getpid()}", f"true-{os.getpid()}-2"]
+
+
+def test_the_gpus_that_a_command_names_are_found_when_it_asks(short_tmp: Path) -> None:
+    """After a restart of the driver another GPU may have their numbers."""
+    desk = RunDesk(short_tmp / "runs", 0o600, lambda *_: None, lambda: None)
+    desk.serve()
+    admission = RunAdmission(desk, short_tmp, JobStore(short_tmp / "pool.sqlite"))
+    named = Request(which=GpuSelection(named=("1",)))
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(str(short_tmp / "runs"))
+            lines = {**ASKED, "request": encode_request(named), "wait": True, "visible": "1,0"}
+            one.sendall(json.dumps(lines).encode() + b"\n")
+            wait_until(desk.requests)
+            before = make_shared(0), make_shared(1)
+            swapped = tuple(
+                replace(one, gpu=replace(one.gpu, index=1 - one.gpu.index)) for one in before
+            )
+            (first,) = admission.requests(Status(1, before, (), {}))
+            (later,) = admission.requests(Status(1, swapped, (), {}))
+            assert later.request == first.request
+            assert first.request.which.named == (before[1].gpu.uuid,)
+            gone = Status(1, (before[0],), (), {})
+            assert admission.requests(gone) == []
+            with one.makefile("rb") as answers:
+                assert "GPU" in json.loads(answers.readline())["error"]
+    finally:
+        desk.close()
 
 
 def test_a_client_that_is_cancelled_is_told_by_whom_and_gets_nothing(asked: Asked) -> None:

@@ -48,8 +48,8 @@ def _jobs() -> Iterator[str]:
             listing = PoolClient(directory, _SECONDS).listing(with_finished=True)
         except NoPoolError:
             continue
-        yield from (str(run["name"]) for run in listing.runs)
-        for job in listing.jobs:
-            yield str(job["name"])
-            if job["array"]:
-                yield str(job["array"]["name"])
+        own = (one for one in (*listing.runs, *listing.jobs) if one["name"])  # others' have none
+        for one in own:
+            yield str(one["name"])
+            if one.get("array"):
+                yield str(one["array"]["name"])

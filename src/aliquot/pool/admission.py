@@ -24,7 +24,7 @@ from aliquot.pool.runs import RunMode, Waiting
 from aliquot.pool.schedule import AdmittedGrant, run_name
 from aliquot.pool.store import RunGrant
 from aliquot.slices import control
-from aliquot.slices.grant_creation import grant_names, name_in_use
+from aliquot.slices.grant_creation import name_in_use
 from aliquot.slices.named_gpus import with_named_gpus
 from aliquot.slices.visible_devices import visible_gpus
 
@@ -59,10 +59,22 @@ class RunAdmission:
                 if at_once[run.owner.uid] > AT_ONCE:
                     continue  # each takes a decision: the next round has time for it
             try:
-                found.append(_restricted(run, status))
+                found.append(self._accepted(run, status))
             except Exception as error:  # noqa: BLE001 - a defect that one meets is its own alone
                 self.desk.refuse(run, _as_refusal(error))
         return found
+
+    def _accepted(self, run: RunRequest, status: Status) -> RunRequest:
+        """The run with the GPUs that it may have; AliquotError if it could never start.
+
+        It keeps the GPUs that its words named when it asked, whatever they name later.
+        """
+        if not run.accepted:
+            run = _restricted(run, status)
+            self.desk.accept(run)
+        run = replace(run, request=run.request.of_owner(run.owner.uid, run.name))
+        MachinePlan.of_empty(status).put(run.request, 1)
+        return run
 
     def waiting(self) -> list[RunRequest]:
         """The commands that wait, in the order they came."""
@@ -128,7 +140,7 @@ class RunAdmission:
 
     def _make(self, run: RunRequest, slices: list[Slice]) -> tuple[str, str]:
         """The name and the mark of a new grant of the process."""
-        for name in [run.name] if run.name is not None else grant_names(run.command, run.pid):
+        for name in run.grant_names():
             if not self.store.add_run_grant(RunGrant(name, run.pid, run.owner, run.queue)):
                 continue  # the process has a grant of this name, or had one a moment ago
             with suppress(NameInUseError):
@@ -150,12 +162,9 @@ def _as_refusal(error: Exception) -> AliquotError:
 
 
 def _restricted(run: RunRequest, status: Status) -> RunRequest:
-    """The run with the GPUs that it may have; AliquotError if it could never start."""
+    """The run with the GPUs that its words name; AliquotError if they name none."""
     among = None
     if run.visible is not None:
         among = tuple(one.gpu.uuid for one in visible_gpus(status.gpus, run.visible))
     request = with_named_gpus(run.request, [one.gpu for one in status.gpus])
-    request = replace(request, among=among).of_owner(run.owner.uid, run.name)
-    run = replace(run, request=request)
-    MachinePlan.of_empty(status).put(run.request, 1)
-    return run
+    return replace(run, request=replace(request, among=among), accepted=True)

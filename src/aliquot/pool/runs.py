@@ -29,7 +29,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ MOST = 1024
 LONGEST_LINE = 1 << 16
 LONGEST_NAME = 100  # of a queue that a user names
 SECONDS_TO_ASK = 10.0
+SECONDS_TO_GRANT = 10.0  # then a request to cancel is refused
 
 
 class RunMode(Enum):
@@ -85,11 +86,23 @@ class RunRequest:
     mode: RunMode
     submitted: float
     queue: str = DEFAULT_QUEUE
+    free_name: str | None = None  # that no other command of its process waits under
+    accepted: bool = False  # its request has the GPUs that its words named when it asked
 
     @property
     def shown_name(self) -> str:
         """How its user names it: as its grant will be named, unless that name is taken by then."""
-        return self.name if self.name is not None else next(grant_names(self.command, self.pid))
+        return next(self.grant_names())
+
+    def grant_names(self) -> Iterator[str]:
+        """The names that its grant can have, best first."""
+        if self.name is not None:
+            yield self.name
+            return
+        if self.free_name is not None:
+            yield self.free_name
+        names = grant_names(self.command, self.pid)
+        yield from (name for name in names if name != self.free_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +141,7 @@ class RunDesk:
         """Serve at a path; `admit` raises if a peer may not ask, or not in a queue."""
         self._admit, self._wake = admit, wake
         self._lock = threading.Lock()
+        self._released = threading.Condition(self._lock)  # a client is not held any more
         self._clients: set[_Client] = set()
         self._loads: dict[int, UserLoad] = {}
         self._numbers = 0
@@ -160,6 +174,12 @@ class RunDesk:
             found = [client.run for client in self._clients if client.run is not None]
         return sorted(found, key=lambda run: run.number)
 
+    def accept(self, run: RunRequest) -> None:
+        """Keep a request as it was accepted."""
+        if (client := self._find(run)) is not None:
+            with self._lock:
+                client.run = run
+
     def tell(self, run: RunRequest, place: Waiting) -> None:
         """Tell a client its place; it is told only what has changed."""
         client = self._find(run)
@@ -185,6 +205,7 @@ class RunDesk:
         finally:
             with self._lock:
                 client.held = False
+                self._released.notify_all()
                 if client.left:
                     self._drop(client)
 
@@ -201,12 +222,16 @@ class RunDesk:
         self._finish(run, _refusal(error))
 
     def cancel(self, run: RunRequest, by: str) -> bool:
-        """End the wait of a command; False if it has left, or its grant is being made."""
+        """End the wait of a command; False if it has left or has got its grant.
+
+        While its grant is being made, this waits for what comes of that.
+        """
         client = self._find(run)
         if client is None:
             return False
         answer = _refusal(CancelledError(f"cancelled by {by} while it waited for GPUs"))
         with self._lock:
+            self._released.wait_for(lambda: not client.held, SECONDS_TO_GRANT)
             if client.held or client not in self._clients:
                 return False
             with suppress(OSError):
@@ -297,7 +322,9 @@ class RunDesk:
             self._end(client, _refusal(error))
             return
         with self._lock:
-            client.run = run
+            others = {one.run.shown_name for one in self._clients if _is_beside(one.run, run)}
+            names = (name for name in run.grant_names() if name not in others)
+            client.run = replace(run, free_name=next(names, None))
         self._wake()
 
     def _decoded(self, client: _Client) -> RunRequest:
@@ -360,6 +387,11 @@ class RunDesk:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(client.connection)
             client.connection.close()
+
+
+def _is_beside(other: RunRequest | None, run: RunRequest) -> bool:
+    """Whether it is another request of the same process."""
+    return other is not None and (other.pid, other.started) == (run.pid, run.started)
 
 
 def _checked_name(name: str) -> str:
