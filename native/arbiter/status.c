@@ -275,6 +275,8 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_number(out, "now_ns", loop_now());
 	json_number(out, "credit_cpu_ns", credit_cpu_ns(&arbiter->credit));
 	json_string(out, "unjoined", arbiter->ends_unjoined ? "end" : "report");
+	/* As the kernel tells this process, which may be in another user namespace. */
+	json_number(out, "asker_uid", uid);
 	json_bool(out, "knows_neighbours", true);
 	json_bool(out, "knows_swap", true);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");

@@ -150,3 +150,23 @@ def test_a_missing_file_of_limits_is_refused(cli: Cli, short_tmp: Path) -> None:
     done = cli("arbiter", "--simulate", "h100:1", "--users", str(missing))
     assert done.returncode == 1
     assert f"there is no file {missing} with limits of users" in done.stderr
+
+
+def test_a_user_knows_its_own_slices_in_a_user_namespace(
+    make: Make, cli_env: dict[str, str]
+) -> None:
+    """There it has another number than the arbiter sees."""
+    make(None, "train")
+    inside = ["unshare", "--user", "--map-user=1234"]
+    if subprocess.run([*inside, "true"], check=False).returncode:
+        pytest.skip("needs user namespaces")
+
+    def ask(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [*inside, aliquot_command(), args[0], "--simulate", "h100:1", *args[1:]]
+        return subprocess.run(command, env=cli_env, capture_output=True, text=True, check=False)
+
+    answer = ask("run", "--memory", "1GiB", "--apart-from", "train", "--dry-run", "--", "true")
+    assert answer.returncode == 1
+    assert "GPU 0 has the slice train, which" in answer.stderr
+    (grant,) = json.loads(ask("ps", "--json").stdout)["grants"]
+    assert grant["name"] == "train"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from unittest.mock import MagicMock
 
 import pytest
 
-from aliquot.model import Amount, GrantState, Life, Request
-from aliquot.model.errors import InvalidValueError, NoCapacityError
+from aliquot.model import Amount, Grant, GrantState, Life, Request
+from aliquot.model.actions import Action, Verb
+from aliquot.model.errors import ArbiterError, InvalidValueError, NoCapacityError
 from aliquot.model.job import ArrayIndex, Job, Sizes
+from aliquot.model.job_state import Slot
 from aliquot.model.neighbours import Neighbours
 from aliquot.model.owner import Owner
 from aliquot.model.selection import GpuSelection
@@ -20,17 +23,23 @@ from aliquot.placement.elastic.resize import Rules
 from aliquot.placement.elastic.sizes import TRIES
 from aliquot.placement.queues.quota import Bound
 from aliquot.pool.capacity import MachineCapacity, MachinePlan, RequestKinds, held_gpus
+from aliquot.pool.directory import PoolDirectory
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
+from aliquot.pool.peers import this_user
+from aliquot.pool.pool_cgroup import WorkerCgroups
 from aliquot.pool.runs import Waiting
 from aliquot.pool.schedule import PoolScheduler, UserShares, run_name
-from aliquot.pool.workers import job_label
+from aliquot.pool.workers import LocalWorkers, Runtime, job_label
+from aliquot.slices import StateDirectory
 from aliquot.slices.control import Status
 from pool.test_batch import FOREVER
 from pool.test_run_schedule import ALICE, BOB, NOW, job, run
+from slices.played import Played, gpu_words, status_words
 from support import GIB, make_grant, make_shared
 
 if TYPE_CHECKING:
-    from aliquot.model import Grant
+    from pathlib import Path
+
     from aliquot.pool.store import StoredJob
     from pool.conftest import PoolUp
 
@@ -98,6 +107,13 @@ class TestPlans:
         plan, _ = plan.put(Request(memory=Amount(bytes=11 * GIB)), 1)
         with pytest.raises(NoCapacityError, match="what swapped had is not free"):
             plan.put_back([parked])
+
+    def test_workers_that_an_earlier_version_started_have_the_label_of_their_job(self) -> None:
+        worker = replace(make_grant("train.3.1.0", gpu0=8 * GIB), owner_uid=7, life=Life.KEPT)
+        plan = MachinePlan((make_shared(0, granted=8 * GIB), make_shared(1)), (worker,))
+        for says, gpu in (({"apart_from": ("train",)}, 1), ({"beside": "train"}, 0)):
+            _, ((part,),) = plan.put(asked(**says), 1)
+            assert part.gpu_uuid == make_shared(gpu).gpu.uuid
 
     def test_a_grant_that_is_alone_counts_as_its_whole_gpus(self) -> None:
         grant = make_grant("a", gpu0=8 * GIB, gpu1=8 * GIB)
@@ -251,7 +267,7 @@ class TestKinds:
         kinds = RequestKinds.of(requests.values(), plan)
         demand = Demand(1, Kind.SLICED, milli=500, gpu_bytes=40 * GIB)
         jobs = {
-            name: JobWorkers(name, (demand,), terms=kinds.kind(one))
+            name: JobWorkers[Grant](name, (demand,), terms=kinds.kind(one))
             for name, one in requests.items()
         }
         jobs["a"] = replace(jobs["a"], held=(worker,), size=1)
@@ -400,6 +416,36 @@ class TestReasons:
         assert started(scheduler, jobs, status) == {1: 1}
         told = "of the GPUs allowed by --gpu 0, none have 60 GiB free"
         assert scheduler.waiting == {"job 2": told}
+
+
+@pytest.mark.parametrize(("chosen", "told"), [(None, False), ("web", True)])
+def test_an_earlier_arbiter_is_told_only_a_label_that_the_job_chose(
+    short_tmp: Path, *, chosen: str | None, told: bool
+) -> None:
+    """It knows none: it makes the grant of a job without a choice, and refuses the other."""
+    refusal = {"error": "unknown argument label=web", "code": "invalid"}
+
+    def answer(line: str) -> object:
+        if line == "status":
+            return status_words(gpus=[{**gpu_words(), "granted_bytes": 0}])
+        return refusal if " label=" in line else {"grant": "/g#1", "name": "x", "directory": "/g"}
+
+    played = Played(short_tmp, answer)
+    directory = PoolDirectory(short_tmp / "pool", StateDirectory(short_tmp))
+    runtime = Runtime(short_tmp, MagicMock(), short_tmp)
+    workers = LocalWorkers(directory, runtime, MagicMock(), WorkerCgroups(None))
+    one = stored(1, replace(PART, neighbours=Neighbours(chosen)), this_user())
+    reserve = Action(Verb.RESERVE, (Slot(1, 0),))
+    try:
+        if told:
+            with pytest.raises(ArbiterError, match="label"):
+                workers.apply(reserve, one)
+        else:
+            workers.apply(reserve, one)
+    finally:
+        played.end()
+    (made,) = (line for line in played.questions if line.startswith("make"))
+    assert (f" label={chosen} " in made) is told
 
 
 class TestPool:

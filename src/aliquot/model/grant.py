@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_SLICES = 16  # of one grant: ALIQUOT_MAX_GPUS in layout.h
 
+_WORKER = re.compile(r"(.+)\.\d+\.\d+\.\d+", re.ASCII)  # JOB.NUMBER.GENERATION.RANK
 _HIDDEN = "-"  # no grant can have this name
 
 
@@ -224,8 +226,14 @@ class Grant:
     def occupant(self) -> Occupant:
         """Its slices as their neighbours see them."""
         asked = self.neighbours
-        label = asked.label or self.plain_name
+        label = asked.label or self._own_label
         return Occupant(self.owner_uid, label, asked.apart_from, asked.alone)
+
+    @property
+    def _own_label(self) -> str:
+        """Its name; of a worker that an earlier version started, the name of its job."""
+        match = _WORKER.fullmatch(self.plain_name) if self.life is Life.KEPT else None
+        return match[1] if match else self.plain_name
 
     def slices_on(self, gpu_uuid: str) -> tuple[Slice, ...]:
         """Its slices of a GPU; none while it is parked."""

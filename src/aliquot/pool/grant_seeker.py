@@ -184,7 +184,7 @@ class GrantSeeker:
     def _explained(self, error: NoCapacityError) -> NoCapacityError:
         status = control.status(self.state.directory)
         gpus = visible_gpus(status.gpus, os.environ.get(VISIBLE))
-        request = self.request.of_owner(os.geteuid(), self.name)
+        request = self.request.of_owner(status.asker_uid, self.name)
         return explained(error, request, gpus, self.state, status, self.queue)
 
     def _check_can_ever_fit(self) -> None:

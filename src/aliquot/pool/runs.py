@@ -94,6 +94,10 @@ class RunRequest:
         """How its user names it: as its grant will be named, unless that name is taken by then."""
         return next(self.grant_names())
 
+    def is_beside(self, other: RunRequest) -> bool:
+        """Whether both are requests of one process."""
+        return (self.pid, self.started) == (other.pid, other.started)
+
     def grant_names(self) -> Iterator[str]:
         """The names that its grant can have, best first."""
         if self.name is not None:
@@ -322,7 +326,8 @@ class RunDesk:
             self._end(client, _refusal(error))
             return
         with self._lock:
-            others = {one.run.shown_name for one in self._clients if _is_beside(one.run, run)}
+            waiting = [one.run for one in self._clients if one.run is not None]
+            others = {one.shown_name for one in waiting if one.is_beside(run)}
             names = (name for name in run.grant_names() if name not in others)
             client.run = replace(run, free_name=next(names, None))
         self._wake()
@@ -387,11 +392,6 @@ class RunDesk:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(client.connection)
             client.connection.close()
-
-
-def _is_beside(other: RunRequest | None, run: RunRequest) -> bool:
-    """Whether it is another request of the same process."""
-    return other is not None and (other.pid, other.started) == (run.pid, run.started)
 
 
 def _checked_name(name: str) -> str:

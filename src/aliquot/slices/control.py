@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,8 @@ class Status:
 
     `now` is a monotonic clock in seconds. `credit_cpu_seconds` is the processor time of the thread
     that gives credit. `nvml_silent_seconds`: for how long NVML has not answered; 0 if it does.
-    `driver_version` is that of the NVML which it loaded; empty if it does not say.
+    `driver_version` is that of the NVML which it loaded; empty if it does not say. `asker_uid` is
+    who asked, as the arbiter sees it: in a user namespace this process calls its user another name.
     """
 
     pid: int
@@ -143,6 +144,7 @@ class Status:
     credit_cpu_seconds: float = 0.0
     nvml_silent_seconds: float = 0.0
     driver_version: str = ""
+    asker_uid: int = field(default_factory=os.geteuid)
 
     @property
     def knows_neighbours(self) -> bool:
@@ -199,15 +201,17 @@ def status(directory: Path, timeout: float | None = None) -> Status:
                 f" and this program {PROTOCOL}",
                 END_ALL,
             )
+        asker = int(answer.get("asker_uid", os.geteuid()))  # an older arbiter does not tell it
         return Status(
             pid=answer["pid"],
             gpus=tuple(map(_gpu, answer["gpus"])),
-            grants=tuple(map(_grant, answer["grants"])),
+            grants=tuple(_grant(one, asker) for one in answer["grants"]),
             answer=answer,
             now=answer["now_ns"] / _NANOSECONDS,
             credit_cpu_seconds=answer["credit_cpu_ns"] / _NANOSECONDS,
             nvml_silent_seconds=answer.get("nvml_silent_ns", 0) / _NANOSECONDS,
             driver_version=answer.get("driver_version", ""),
+            asker_uid=asker,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArbiterError(
@@ -471,9 +475,9 @@ def _processes(reply: list[dict[str, Any]]) -> tuple[GpuProcess, ...]:
     return tuple(GpuProcess(pid=one["pid"], name=one["name"], bytes=one["bytes"]) for one in reply)
 
 
-def _grant(reply: dict[str, Any]) -> Grant:
+def _grant(reply: dict[str, Any], asker: int) -> Grant:
     return Grant(
-        name=name_for(os.geteuid(), reply["owner_uid"], reply["name"]),
+        name=name_for(asker, reply["owner_uid"], reply["name"]),
         directory=reply["directory"] or "",
         owner_pid=reply["owner_pid"],
         owner_alive=reply["owner_alive"],

@@ -107,10 +107,11 @@ def preview_grant(
         found = read_inventory(driver).gpus
         gpus = tuple(control.SharedGpu(gpu, 0, gpu.processes) for gpu in found)
         grants: tuple[Grant, ...] = ()
+        uid = os.geteuid()
     else:
-        gpus, grants = status.gpus, status.grants
+        gpus, grants, uid = status.gpus, status.grants, status.asker_uid
     request = with_named_gpus(request, [one.gpu for one in gpus])
-    request = request.of_owner(os.geteuid(), name)
+    request = request.of_owner(uid, name)
     named = os.environ.get(VISIBLE)
     visible = visible_gpus(gpus, named)
     verdicts = tuple(judge_gpus(request, visible, grants))
@@ -118,7 +119,7 @@ def preview_grant(
         if name is not None and any(grant.name == name for grant in grants):
             raise name_in_use(name)
         chosen = _choose(request, gpus, grants, named)
-        _check_limits(state, request, chosen)
+        _check_limits(state, request, chosen, uid)
     except AliquotError as error:
         return Preview((), verdicts, grants, error)
     return Preview(tuple(chosen), verdicts, grants, None)
@@ -129,12 +130,12 @@ def without_grants(gpus: Sequence[control.SharedGpu]) -> list[control.SharedGpu]
     return [replace(one, granted_bytes=0, strangers=()) for one in gpus]
 
 
-def _check_limits(state: StateDirectory, request: Request, gpus: Sequence[Gpu]) -> None:
+def _check_limits(state: StateDirectory, request: Request, gpus: Sequence[Gpu], uid: int) -> None:
     try:
         report = user_limits.read_limits(state.directory)
     except control.NoArbiterError:
         return
-    user_limits.check(report, os.geteuid(), [_charged(request, gpu) for gpu in gpus])
+    user_limits.check(report, uid, [_charged(request, gpu) for gpu in gpus])
 
 
 def _charged(request: Request, gpu: Gpu) -> Slice:
@@ -148,7 +149,7 @@ def _charged(request: Request, gpu: Gpu) -> Slice:
 
 def _make(state: Path, request: Request, name: str) -> NewGrant:
     status = control.status(state)
-    asked = request.of_owner(os.geteuid(), name)
+    asked = request.of_owner(status.asker_uid, name)
     gpus = _choose(asked, status.gpus, status.grants, os.environ.get(VISIBLE))
     slices = [request.slice_of(gpu) for gpu in gpus]
     together, neighbours = request.together, request.neighbours
