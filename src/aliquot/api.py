@@ -143,6 +143,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     with_: str | None = None,
     apart_from: Names = (),
     alone: bool = False,
+    swap: bool = False,
     wait: bool | str | float = False,
     queue: str | None = None,
     simulate: str | None = None,
@@ -176,6 +177,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
         with_=with_,
         apart_from=apart_from,
         alone=alone,
+        swap=swap,
     )
     opened = open_grant(
         read_shape(simulate),
@@ -315,6 +317,7 @@ class JobSettings(TypedDict, total=False):
     with_: str | None
     apart_from: Names
     alone: bool
+    swap: bool
     retries: int
     notice: float
     grace: float
@@ -359,6 +362,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
     with_: str | None = None,
     apart_from: Names = (),
     alone: bool = False,
+    swap: bool = False,
     retries: int = 0,
     notice: float = 30.0,
     grace: float = 10.0,
@@ -397,6 +401,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
         with_=with_,
         apart_from=apart_from,
         alone=alone,
+        swap=swap,
     )
     job = Job(
         number=0,
@@ -455,6 +460,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
     with_: str | None = None,
     apart_from: Names = (),
     alone: bool = False,
+    swap: bool = False,
 ) -> Request:
     """The request that these settings mean, written as options of `aliquot run` are."""
     if not str(gpus).isdecimal():
@@ -469,6 +475,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
         min_strength=0.0 if min_strength is None else parse_strength(str(min_strength)),
         which=GpuSelection(_names(model), _names(gpu), _names(not_gpu)),
         neighbours=Neighbours(label, with_, _names(apart_from), alone),
+        swap=swap,
     )
 
 

@@ -19,7 +19,7 @@ import pytest
 from aliquot.cli import ps, top
 from aliquot.devices import Sensors, find_driver, simulated_driver
 from aliquot.devices import Shape as Simulated
-from aliquot.model import Grant, GrantState, Life, Process
+from aliquot.model import Grant, GrantState, Life, Moved, Process, Residence
 from aliquot.model.errors import AliquotError
 from aliquot.slices import LocalMachine, StateDirectory, Survey
 from aliquot.slices.control import Status
@@ -72,6 +72,28 @@ def test_the_state_of_a_grant(changes: dict[str, Any], state: str) -> None:
     (row,) = top.MachineView(machine(grant), None).rows(make_shared().gpu.uuid)
     turns = {"unused": "idle", "running": "idle", "ending": "idle"}
     assert row.state == turns.get(state, state)
+
+
+def test_a_swappable_grant_is_shown_with_what_is_away_and_what_is_left() -> None:
+    moved = Moved(Residence.HOST, settled=True, away_bytes=5 * GIB, fixed_bytes=GIB)
+    process = Process(7, "python", "live", moved=moved)
+    grant = replace(
+        make_grant("mine", gpu0=8 * GIB), residence=Residence.HOST, processes=(process,)
+    )
+    assert (row_of(grant)["away"], row_of(grant)["fixed"]) == ("5 GiB", "1 GiB")
+    assert "Away" in lines_of(grant)[-1 - 1]
+    (row,) = top.MachineView(machine(grant), None).rows(make_shared().gpu.uuid)
+    assert row.cells(0.0)["away"] == "5 GiB"
+    parked = replace(grant, state=GrantState.PARKED, staying_bytes=2 * GIB)
+    shown = "\n".join(lines_of(parked))
+    assert "is parked: it holds 5 GiB of host memory, and has left 2 GiB on its GPU" in shown
+    failed = replace(process, moved=replace(moved, failed="host-full"))
+    shown = "\n".join(lines_of(replace(grant, processes=(failed,))))
+    assert "process 7 did not move its memory: the host has too little free memory" in shown
+
+
+def test_where_no_memory_can_leave_nothing_says_so() -> None:
+    assert "Away" not in "\n".join(lines_of(make_grant("mine", gpu0=GIB)))
 
 
 def test_a_parked_grant_is_shown_with_what_it_holds() -> None:

@@ -293,6 +293,19 @@ def test_slices_are_with_apart_from_and_alone(cli: Cli, tenants: Tenants) -> Non
     assert (answer.returncode, "exclude each other" in answer.stderr) == (2, True)
 
 
+def test_memory_of_a_slice_can_be_let_leave_the_gpu(cli: Cli, tenants: Tenants) -> None:
+    tenants.start(*ONE, "--memory", "1GiB", "--name", "moves", "--swap").hear("stays")
+    tenants.start(*ONE, "--memory", "1GiB", "--name", "stays", "--priority", "latency").hear(
+        "stays"
+    )
+    found = grants_of(cli)
+    assert (found["moves"]["swap"], found["stays"]["swap"]) == (True, False)
+    assert found["moves"]["residence"] == "gpu"
+    answer = cli("run", "--simulate", "h100:2", "--gpus", "2", "--swap", "--", "true")
+    assert answer.returncode == 2
+    assert "--swap is for one GPU, and 2 are asked for" in answer.stderr
+
+
 def test_no_capacity_names_the_grants(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "75GiB", "--name", "large").hear("stays")
     answer = cli("run", *ONE, "--memory", "8GiB", "--", "true")

@@ -85,6 +85,16 @@ with aliquot.slice(memory="8GiB", name="one", export=False) as one:
     assert "has the slice one, and three asks to be alone" in done.stdout, done
 
 
+def test_memory_can_be_let_leave_the_gpu(python: Python) -> None:
+    done = python("""
+import aliquot, json, subprocess
+with aliquot.slice(memory="8GiB", name="one", swap=True):
+    shown = subprocess.run(["aliquot", "ps", "--json"], capture_output=True, check=True).stdout
+    print([one["swap"] for one in json.loads(shown)["grants"] if one["name"] == "one"])
+""")
+    assert "[True]" in done.stdout, done
+
+
 def test_spawned_processes_of_multiprocessing_are_in_it(python: Python, tmp_path: Path) -> None:
     (tmp_path / "sees.py").write_text("def sees(_):\n    import train\n")
     done = python("""

@@ -19,6 +19,7 @@ from aliquot.model import (
     Moved,
     Policy,
     Priority,
+    Request,
     Residence,
     Slice,
     Turn,
@@ -227,6 +228,9 @@ def test_grants_of_an_older_arbiter_are_not_swappable(play: Play, short_tmp: Pat
     status = control.status(short_tmp)
     assert not status.knows_swap
     assert (status.grants[0].is_swappable, status.grants[0].processes[0].moved) == (False, None)
+    control.check_swap(status, Request())
+    with pytest.raises(UnsupportedError, match="does not know --swap"):
+        control.check_swap(status, Request(swap=True))
 
 
 def test_a_status_has_states_and_ties(play: Play, short_tmp: Path) -> None:

@@ -40,6 +40,7 @@ from aliquot.cli.options import (
     NoTrunc,
     OnlyGpu,
     Simulate,
+    Swap,
     With,
     read_min_strength,
     read_neighbours,
@@ -283,6 +284,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     simulate: Simulate = None,
     *,
     alone: Alone = False,
+    swap: Swap = False,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -339,6 +341,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         min_strength=read_min_strength(min_strength),
         which=read_selection(model, gpu, not_gpu),
         neighbours=read_neighbours(label, beside, apart_from, alone=alone),
+        swap=swap,
     )
     if dry_run:
         preview_run(

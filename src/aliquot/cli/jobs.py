@@ -538,7 +538,8 @@ def _each(request: dict[str, Any]) -> str:
     if least := request.get("min_strength"):
         gpus += f" of strength {format_strength(least)} or more"
     asked = decode_request(request)
-    asks = " ".join(filter(None, (asked.which.options(), asked.neighbours.options())))
+    swap = "--swap" if asked.swap else ""
+    asks = " ".join(filter(None, (asked.which.options(), asked.neighbours.options(), swap)))
     which = f"; {asks}" if asks else ""
     if asked.amount is None:
         return f"{gpus}, whole{which}"

@@ -19,6 +19,7 @@ from aliquot.cli.options import (
     NotGpu,
     NoTrunc,
     OnlyGpu,
+    Swap,
     With,
     read_min_strength,
     read_neighbours,
@@ -198,6 +199,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     simulate: Simulate = None,
     *,
     alone: Alone = False,
+    swap: Swap = False,
     follow: Annotated[
         bool,
         typer.Option(
@@ -235,6 +237,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         min_strength=read_min_strength(min_strength),
         which=read_selection(model, gpu, not_gpu),
         neighbours=read_neighbours(label, beside, apart_from, alone=alone),
+        swap=swap,
     )
     job = Job(
         number=0,
@@ -541,6 +544,9 @@ def suspend(names: Names = None, simulate: Simulate = None, *, every: All = Fals
     continue where they were. Otherwise the workers are asked to save and are stopped; a program
     that does not save loses its work. `aliquot doctor` (line suspend) says whether this machine can
     freeze programs; `aliquot describe` says what happened to a job.
+
+    A job that was submitted with --swap moves its memory itself, at the speed of the bus. If that
+    fails it keeps running, and `aliquot describe` says why.
 
     The command does not wait: `aliquot jobs` shows Suspending, then Suspended.
     """

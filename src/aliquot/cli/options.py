@@ -102,6 +102,15 @@ Alone = Annotated[
     ),
 ]
 
+Swap = Annotated[
+    bool,
+    typer.Option(
+        "--swap",
+        help="Let its memory leave the GPU: while it is suspended, its memory is on the host and "
+        "others use the GPU. Allocations of cuMemAlloc move; other memory stays. For one GPU.",
+    ),
+]
+
 
 def read_neighbours(
     label: str | None, beside: str | None, apart_from: list[str] | None, *, alone: bool

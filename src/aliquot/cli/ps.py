@@ -69,15 +69,25 @@ _SIZE = (
 )
 _MACHINE = Column("machine", "Machine", drop=18, short=lambda text: text.split()[-1])
 _TOGETHER = Column("together", "Together", drop=16)
+AWAY = Column("away", "Away", right=True, drop=5)  # memory on the host
 _PROCESS = (
     Column("pid", "PID", drop=9, short=_first_pid),
     Column("age", "Age", drop=10, right=True),
     Column("command", "Command", drop=8, least=10, short=short_command),
 )
-_NAMED = tuple(
-    Column(key, key, only_named=True)
-    for key in ("used", "limit", "share", "got", "uid", "uuid", "together", "machine")
+_NAMED_KEYS = (
+    "used",
+    "limit",
+    "share",
+    "got",
+    "uid",
+    "uuid",
+    "together",
+    "machine",
+    "away",
+    "fixed",
 )
+_NAMED = tuple(Column(key, key, only_named=True) for key in _NAMED_KEYS)
 
 
 def show_grants(simulate: str | None, output: Output, *, watch: bool) -> bool:
@@ -145,6 +155,7 @@ def columns(rows: list[dict[str, str]], *, named: bool = False) -> list[Column]:
         *_NAME,
         *([_MACHINE] if simulated else []),
         *_SIZE,
+        *([AWAY] if any(row["away"] != NOTHING for row in rows) else []),
         *([_TOGETHER] if joined else []),
         Column("state", "State", drop=17 if same else 7),
         *_PROCESS,
@@ -293,6 +304,8 @@ def _rows(machine: LocalMachine, grant: Grant, now: float) -> Iterator[dict[str,
         "age": age(now - grant.created),
         "command": NOTHING if grant.is_hidden else command_of(grant) or NOTHING,
         "together": grant.together or NOTHING,
+        "away": away_of(grant),
+        "fixed": format_bytes(grant.fixed_bytes) if grant.is_swappable else NOTHING,
     }
     for part, use, compute in zip(grant.slices, grant.use, grant.compute, strict=True):
         yield {
@@ -363,14 +376,34 @@ def _about(grant: Grant) -> Iterator[str]:
     if grant.broken is not None:
         yield f"grant {grant.name} is broken: {grant.broken}"
     if grant.state is GrantState.PARKED:
-        held = format_bytes(sum(use.used_bytes for use in grant.use))
         whose = "another user's grant" if grant.is_hidden else f"grant {grant.name}"
-        yield f"{whose} is parked: it holds {held} of host memory, and none of its GPUs"
+        yield f"{whose} is parked: {_held_by_parked(grant)}"
+    for process in grant.processes:
+        if process.moved is not None and (why := process.moved.why_failed) is not None:
+            yield f"grant {grant.name}: process {process.pid} did not move its memory: {why}"
     for one in grant.unjoined:
         yield (
             f"grant {grant.name}: {one.name} ({one.pid}) uses {_bytes(one.bytes)} in its container"
             " and has not joined"
         )
+
+
+def _held_by_parked(grant: Grant) -> str:
+    """What a parked grant holds."""
+    left = format_bytes(grant.staying_bytes)
+    if grant.is_swappable and grant.is_hidden:
+        return f"it has left {left} on its GPU"
+    if grant.is_swappable:
+        away = format_bytes(grant.away_bytes)
+        return f"it holds {away} of host memory, and has left {left} on its GPU"
+    held = format_bytes(sum(use.used_bytes for use in grant.use))
+    return f"it holds {held} of host memory, and none of its GPUs"
+
+
+def away_of(grant: Grant) -> str:
+    """How much of its memory is on the host; a dash if it cannot leave the GPU."""
+    known = grant.is_swappable and not grant.is_hidden
+    return format_bytes(grant.away_bytes) if known else NOTHING
 
 
 def user_name(uid: int) -> str:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.keys import END_KEYS
 from aliquot.cli.ps import (
+    AWAY,
     NO_GRANTS,
+    away_of,
     command_of,
     gpu_figures,
     notes,
@@ -70,6 +72,7 @@ COLUMNS = (
     Column("share", "Share", right=True, drop=2),
     Column("got", "Got", right=True),
     Column("memory", "Memory", right=True, drop=1),
+    AWAY,
     Column("backlog", "Backlog", right=True, drop=10),
     Column("handovers", "Handovers/s", right=True, drop=12),
     Column("waits", "Wait p50/p99, ms", right=True, drop=11),
@@ -107,6 +110,7 @@ class SliceRow:
             "share": self.asked,
             "got": percent(self.rates.got_ratio),
             "memory": used_of(self.use.used_bytes, self.part.memory_bytes),
+            "away": away_of(self.grant),
             "backlog": str(compute.backlog_quanta),
             "handovers": rate(self.rates.handovers_per_second),
             "waits": "/".join(map(milliseconds, waits)),
@@ -360,7 +364,9 @@ def _machine(view: MachineView, choice: Choice, width: int) -> Iterator[str]:
         yield ""
         yield from _gpu(one, view.telemetry.get(one.gpu.uuid), width)
         if found:
-            header, *lines = laid_out(COLUMNS, found, width)
+            swaps = any(cells["away"] != NOTHING for cells in found)
+            shown = [one for one in COLUMNS if swaps or one is not AWAY]
+            header, *lines = laid_out(shown, found, width)
             yield from (styled(header, "1"), *lines)
         else:
             yield "no slices" if not rows else "no slices that the filter shows"
@@ -418,6 +424,8 @@ def _pairs(view: MachineView, one: SharedGpu, row: SliceRow) -> Iterator[str]:
         "got": percent(rates.got_ratio),
         "memory_used_bytes": row.use.used_bytes,
         "memory_limit_bytes": row.part.memory_bytes,
+        "memory_away_bytes": row.grant.away_bytes,
+        "memory_fixed_bytes": row.grant.fixed_bytes,
         "backlog": compute.backlog_quanta,
         "handovers_per_second": rate(rates.handovers_per_second),
         "wait_p50_seconds": _seconds(compute.wait_p50_seconds),

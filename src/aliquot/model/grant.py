@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 MAX_SLICES = 16  # of one grant: ALIQUOT_MAX_GPUS in layout.h
 
 _WORKER = re.compile(r"(.+)\.\d+\.\d+\.\d+", re.ASCII)  # JOB.NUMBER.GENERATION.RANK
+_MOVE_FAILURES = {
+    "no-mover": "the process that copies memory cannot be reached",
+    "host-full": "the host has too little free memory for it",
+    "gpu-full": "the GPU has too little free memory for it",
+    "busy": "the GPU did not finish its work in time",
+    "driver": "the driver refused a call",
+    "no-copy": "its copy on the host is missing",
+    "malformed": "the process that copies memory is of another version",
+    "unswappable": "it has used unified memory, which cannot leave the GPU",
+}
+
 _HIDDEN = "-"  # no grant can have this name
 
 
@@ -104,6 +115,13 @@ class Moved:
     away_bytes: int = 0
     fixed_bytes: int = 0
     failed: str | None = None
+
+    @property
+    def why_failed(self) -> str | None:
+        """The reason in words; None if nothing failed."""
+        if self.failed is None:
+            return None
+        return _MOVE_FAILURES.get(self.failed, "its memory could not be moved")
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,9 +291,14 @@ def _continue_freezing(job: Job, state: JobState, observed: ObservedJob, now: fl
 
 
 def _abandon_freeze(job: Job, state: JobState, why: str, now: float) -> JobState:
-    """One worker cannot be frozen: thaw the others, then ask all to save unless they may run."""
+    """One worker cannot be frozen: thaw the others, then ask all to save unless they may run.
+
+    Swappable ones run: their memory may leave another time.
+    """
     if state.desired is Desired.RUN:
         return _thaw(state, now, f"resumed: {why}")
+    if job.request.swap:  # its user chose that it is never stopped for this
+        return _thaw(set_desired(state, Desired.RUN), now, f"not suspended: {why}")
     return _ask_to_save(job, replace(state, frozen=False), why, now)
 
 

@@ -34,6 +34,8 @@ class Request:
 
     Grants of one user with the same `together` hold their GPUs together: their kernels may wait for
     each other.
+
+    With `swap` its memory can leave the GPU while its programs wait.
     """
 
     gpus: int = 1
@@ -47,6 +49,7 @@ class Request:
     which: GpuSelection = field(default_factory=GpuSelection)
     neighbours: Neighbours = field(default_factory=Neighbours)
     owner: int | None = None
+    swap: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
@@ -64,6 +67,11 @@ class Request:
             raise InvalidValueError("--policy hard needs a share", "Add --compute PERCENT.")
         if self.together is not None:
             check_together(self.together)
+        if self.swap and self.gpus > 1:
+            raise InvalidValueError(
+                f"--swap is for one GPU, and {self.gpus} are asked for",
+                "Leave out --swap, or ask for one GPU; a job may have several workers of one each.",
+            )
 
     @property
     def amount(self) -> Amount | None:

@@ -69,6 +69,7 @@ class RunAdmission:
 
         It keeps the GPUs that its words named when it asked, whatever they name later.
         """
+        control.check_swap(status, run.request)
         if not run.accepted:
             run = _restricted(run, status)
             self.desk.accept(run)
@@ -150,6 +151,7 @@ class RunAdmission:
                     slices,
                     together=run.request.together,
                     neighbours=run.request.neighbours,
+                    swap=run.request.swap,
                     owner=run.owner.uid,
                     pid=run.pid,
                     started=run.started,

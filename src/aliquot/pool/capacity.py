@@ -279,7 +279,7 @@ class RequestKinds:
         label = asks.label if asks.label in self.named else None
         owner = request.owner if label or asks.beside or asks.apart_from else None
         seen = Neighbours(label, asks.beside, asks.apart_from, asks.alone)
-        return replace(request, together=None, neighbours=seen, owner=owner)
+        return replace(request, together=None, neighbours=seen, owner=owner, swap=False)
 
 
 def _planned(slices: Iterable[Slice], asked: Request | Grant) -> Grant:

@@ -106,6 +106,7 @@ class PoolController:
     _submitting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.workers.on_change = self.wake
         self._scheduler = PoolScheduler(self.rules)
         self._past_use = PastUses(self.store)
         self._new_jobs = NewJobs(

@@ -203,6 +203,8 @@ def encode_request(request: Request) -> dict[str, Any]:
         del fields["which"]
     if not request.neighbours:
         del fields["neighbours"]
+    if not request.swap:
+        del fields["swap"]
     del fields["owner"]  # the pool knows it from the socket of the request
     return fields
 

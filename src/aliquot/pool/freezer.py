@@ -1,6 +1,9 @@
-"""The process that freezes or thaws one worker: reads `freeze-request`, writes `freeze-result`.
+"""What freezes or thaws one worker: reads `freeze-request`, writes `freeze-result`.
 
-The pool writes a request and starts a freezer; if the pool dies, the freezer finishes its work.
+The pool writes a request and starts a freezer; if the pool dies, the freezer finishes its work. It
+is a process, because a call to the driver may hang. For a swappable grant, whose programs move
+their memory themselves, it is a thread of the pool: that is there at once. The next pool continues.
+
 Only one freezer works on a slot at a time. Its result names the generation that asked, and says
 whether the worker is frozen or why that failed. If a freezer is killed, the next one continues from
 what the driver reports (`slices.checkpoint`). A driver that hangs does not block the pool; a worker
@@ -12,17 +15,21 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aliquot.devices import Driver
-from aliquot.model.errors import NoSuchGrantError
+from aliquot.model.errors import ArbiterError, NoSuchGrantError
 from aliquot.pool import supervisor
 from aliquot.pool.json_files import read_json, write_json
 from aliquot.pool.slots import FREEZE_REQUEST, FREEZE_RESULT
-from aliquot.slices import checkpoint
+from aliquot.slices import checkpoint, moving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LOCK = "freezer.lock"
 _RETRY_SECONDS = 0.5
@@ -56,13 +63,43 @@ def _is_done(folder: Path, request: dict[str, Any]) -> bool:
 def _carry_out(launch: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Freeze or thaw the worker; the result to write."""
     result = {"generation": request["generation"], "frozen": request["frozen"]}
-    change = checkpoint.freeze if request["frozen"] else checkpoint.thaw
     try:
-        driver = Driver(Path(launch["driver"]["cuda"]), Path(launch["driver"]["nvml"]))
-        change(checkpoint.Checkpoints(driver), Path(launch["state"]), launch["grant"])
+        _change(launch, frozen=request["frozen"])
     except checkpoint.CannotFreezeError as error:
         return {**result, "frozen": not request["frozen"], "error": error.message}
     return result
+
+
+def _change(launch: dict[str, Any], *, frozen: bool) -> None:
+    state, name = Path(launch["state"]), launch["grant"]
+    if launch.get("swap", False):  # an earlier pool started no such workers
+        (moving.freeze if frozen else moving.thaw)(state, name)
+        return
+    driver = Driver(Path(launch["driver"]["cuda"]), Path(launch["driver"]["nvml"]))
+    change = checkpoint.freeze if frozen else checkpoint.thaw
+    change(checkpoint.Checkpoints(driver), state, name)
+
+
+class FreezerThread:
+    """A freezer in a thread of the pool, for a swappable worker; `done` is called at its end."""
+
+    def __init__(self, folder: Path, done: Callable[[], None]) -> None:
+        self._folder, self._done = folder, done
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is at work."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Forget it; it has ended."""
+
+    def _run(self) -> None:
+        with suppress(NoSuchGrantError, FileNotFoundError, ArbiterError):  # the next round retries
+            main(self._folder)
+            self._done()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 from aliquot import slices as grants
 from aliquot.model import GrantState, Life, name_for
 from aliquot.model.actions import Verb
-from aliquot.model.errors import ArbiterError, NameInUseError, NoCapacityError, UserLimitError
+from aliquot.model.errors import (
+    ArbiterError,
+    NameInUseError,
+    NoCapacityError,
+    UnsupportedError,
+    UserLimitError,
+)
 from aliquot.model.job_state import ObservedJob, Slot
 from aliquot.pool import freezer, processes, supervisor
 from aliquot.pool.capacity import MachinePlan
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     from aliquot.model.job import Job
     from aliquot.model.job_state import ObservedWorker
     from aliquot.pool.directory import PoolDirectory
+    from aliquot.pool.freezer import FreezerThread
     from aliquot.pool.pool_cgroup import WorkerCgroups
     from aliquot.pool.spawner import Spawned, Spawner
     from aliquot.pool.store import StoredJob
@@ -71,7 +78,8 @@ class LocalWorkers:
         self._refused: dict[int, tuple[int, str]] = {}
         self._done: set[tuple[int, Slot, object]] = set()
         self._supervisors: dict[tuple[int, Slot], Spawned] = {}
-        self._freezers: dict[tuple[int, Slot], Spawned] = {}
+        self._freezers: dict[tuple[int, Slot], Spawned | FreezerThread] = {}
+        self.on_change: Callable[[], None] = lambda: None  # what it did may be observed at once
         self._closed: dict[int, dict[Slot, ObservedWorker]] = {}
 
     # --- observe ---
@@ -101,7 +109,7 @@ class LocalWorkers:
             allocated=frozenset(allocated_slots(stored, status)),
             parked=frozenset(parked_grants(stored, status)),
             refused=refused if generation == state.generation else None,
-            unfreezable=self._runtime.unfreezable,
+            unfreezable=None if job.request.swap else self._runtime.unfreezable,
         )
 
     def reap(self) -> None:
@@ -167,6 +175,7 @@ class LocalWorkers:
             mine = {grant_name(stored, slot) for slot in slots}
             plan = MachinePlan.of(status).without(mine)  # leftovers of an interrupted reservation
             asked = requested_by(stored)
+            control.check_swap(status, asked)
             placed = plan.put_with_parked(asked, len(slots))
             # An earlier arbiter refuses a label that the job chose; the default one is left out.
             knows = status.knows_neighbours or bool(job.request.neighbours)
@@ -181,11 +190,12 @@ class LocalWorkers:
                     parts,
                     together=_group(job),
                     neighbours=asked.neighbours if knows else None,
+                    swap=asked.swap,
                     owner=owner.uid,
                 )
                 made.append(name)
                 write_json(folder.path / GRANT, {"grant": grant})
-        except (NoCapacityError, NameInUseError, UserLimitError) as error:
+        except (NoCapacityError, NameInUseError, UserLimitError, UnsupportedError) as error:
             self._refused[job.number] = state.generation, error.message
             self._end_all(made)
         except BaseException:
@@ -200,6 +210,7 @@ class LocalWorkers:
             for name in names:
                 control.set_state(directory, name, GrantState.SWITCHING)
             checkpoint.check_can_thaw(control.status(directory), names)
+            self.on_change()
         except control.NoArbiterError:
             raise
         except (NoCapacityError, ArbiterError) as error:
@@ -237,6 +248,7 @@ class LocalWorkers:
             "environment": grants.tenant_environment(own, runtime.library, runtime.driver, grant),
             "state": str(runtime.state),
             "grant": grant_name(stored, slot),
+            "swap": job.request.swap,
             "user": {
                 "uid": stored.owner.uid,
                 "gid": stored.owner.gid,
@@ -330,11 +342,16 @@ class LocalWorkers:
         request = {"generation": stored.state.generation, "frozen": frozen}
         if read_json(folder.path / FREEZE_REQUEST) != request:
             write_json(folder.path / FREEZE_REQUEST, request)
-        if key not in self._freezers:
+        if key in self._freezers:
+            return
+        if stored.job.request.swap:
+            self._freezers[key] = freezer.FreezerThread(folder.path, self.on_change)
+        else:
             self._freezers[key] = self._begin(freezer, stored, slot)
 
     def _park(self, stored: StoredJob, slot: Slot) -> None:
         control.set_state(self._runtime.state, grant_name(stored, slot), GrantState.PARKED)
+        self.on_change()
 
     # --- helpers ---
 

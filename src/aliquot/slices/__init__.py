@@ -12,6 +12,7 @@
 - `grant_resize`: changing a grant while its programs run.
 - `library`: the folder of stand-in libraries that a tenant's linker finds first.
 - `machines`: all arbiters that run here, and the grants that they have.
+- `moving`: freezing and thawing swappable grants, whose programs move their memory themselves.
 - `named_gpus`: the GPUs that --gpu and --not-gpu name.
 - `procfs`: state, start, command and free memory of a process, from /proc and its cgroups.
 - `prometheus`: an arbiter's status as Prometheus text.

@@ -132,15 +132,15 @@ def freeze(checkpoints: Checkpoints, state: Path, name: str) -> None:
     CannotFreezeError: they keep running. RetryLaterError: their state did not change; some may
     be frozen already.
     """
-    if _grant(state, name).state is GrantState.PARKED:
+    if find_grant(state, name).state is GrantState.PARKED:
         return  # all its processes are frozen already
     try:
-        with _exclusive(state), _no_refusal():
+        with _exclusive(state), no_refusal():
             _check_all(checkpoints, state, name)
             control.set_state(state, name, GrantState.SWITCHING)
             _move_all_out(checkpoints, state, name)
     except CannotFreezeError:
-        if _grant(state, name).state is not GrantState.ACTIVE:
+        if find_grant(state, name).state is not GrantState.ACTIVE:
             with suppress(CannotFreezeError):
                 thaw(checkpoints, state, name)
         raise
@@ -153,7 +153,7 @@ def thaw(checkpoints: Checkpoints, state: Path, name: str) -> None:
     frozen. CannotFreezeError: the driver has lost a process. Driver calls stay blocked until all
     processes are back.
     """
-    with _no_refusal():
+    with no_refusal():
         try:
             control.set_state(state, name, GrantState.SWITCHING)
         except NoCapacityError as error:
@@ -213,9 +213,12 @@ def _check_free_memory(status: Status, pids: Collection[int]) -> None:
 
 
 def _bytes(grant: Grant, pids: Collection[int], gpu_uuid: str | None = None) -> int:
-    """The memory that these processes of a grant use, on one GPU or in all."""
+    """The memory that these processes of a grant use, on one GPU or in all.
+
+    Of a swappable grant it is what is on the host: the rest never left the GPU.
+    """
     return sum(
-        use.used_bytes
+        use.used_bytes if process.moved is None else process.moved.away_bytes
         for process in grant.processes
         if process.pid in pids
         for use in process.use
@@ -249,7 +252,7 @@ def _locked(file: IO[str]) -> bool:
 
 
 @contextmanager
-def _no_refusal() -> Iterator[None]:
+def no_refusal() -> Iterator[None]:
     """Turn the arbiter's errors into ours: a refusal is final, a missing arbiter is not."""
     try:
         yield
@@ -270,9 +273,9 @@ def _move_all_out(checkpoints: Checkpoints, state: Path, name: str) -> None:
 
 
 def _check_all(checkpoints: Checkpoints, state: Path, name: str) -> None:
-    if stopped := _stopped(_grant(state, name)):
+    if stopped := find_stopped(find_grant(state, name)):
         raise CannotFreezeError(stopped)
-    check(_grant(state, name), _frozen(checkpoints, state, name))
+    check(find_grant(state, name), _frozen(checkpoints, state, name))
 
 
 def _await_started(checkpoints: Checkpoints, state: Path, name: str) -> None:
@@ -293,7 +296,7 @@ def _lock_all(checkpoints: Checkpoints, state: Path, name: str) -> None:
 
 def _await_no_calls(state: Path, name: str) -> None:
     deadline = time.monotonic() + LOCK_SECONDS
-    while inside := [one.pid for one in _grant(state, name).processes if one.inside]:
+    while inside := [one.pid for one in find_grant(state, name).processes if one.inside]:
         if time.monotonic() > deadline:
             raise CannotFreezeError(f"process {inside[0]} waits for its GPU, which has no work")
         time.sleep(_POLL_SECONDS)
@@ -311,8 +314,8 @@ def _with(checkpoints: Checkpoints, state: Path, name: str, wanted: CheckpointSt
 
 def _states(checkpoints: Checkpoints, state: Path, name: str) -> dict[int, CheckpointState | None]:
     """The states of all processes of a grant; None: the driver does not know it."""
-    grant = _grant(state, name)
-    if stopped := _stopped(grant):
+    grant = find_grant(state, name)
+    if stopped := find_stopped(grant):
         raise RetryLaterError(stopped)
     live = [one.pid for one in grant.processes if one.state == "live"]
     states = {pid: checkpoints.state(pid) for pid in live}
@@ -321,13 +324,14 @@ def _states(checkpoints: Checkpoints, state: Path, name: str) -> dict[int, Check
     return {pid: one for pid, one in states.items() if one is not None or procfs.is_alive(pid)}
 
 
-def _stopped(grant: Grant) -> str | None:
+def find_stopped(grant: Grant) -> str | None:
     """Which process is stopped, if one is: the driver would wait for it without end."""
     stopped = [one.pid for one in grant.processes if procfs.is_stopped(one.pid)]
     return f"process {stopped[0]} is stopped, by a signal or a debugger" if stopped else None
 
 
-def _grant(state: Path, name: str) -> Grant:
+def find_grant(state: Path, name: str) -> Grant:
+    """The grant of that name; NoSuchGrantError if there is none."""
     for grant in control.status(state).grants:
         if grant.name == name:
             return grant

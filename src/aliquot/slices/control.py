@@ -59,6 +59,8 @@ from aliquot.slices import procfs, silence
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from aliquot.model import Request
+
 PROTOCOL = 1
 ASK_DOCTOR = "To find out why, run: aliquot doctor"
 RELOAD_USERS = "Correct the file, then run as root: aliquot limits --reload"
@@ -265,6 +267,15 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         return str(answer["grant"])
     except KeyError as error:
         raise ArbiterError(f"the arbiter in {directory} made no grant: {answer}") from error
+
+
+def check_swap(status: Status, request: Request) -> None:
+    """Raise UnsupportedError if the request asks for what only a later arbiter can make."""
+    if request.swap and not status.knows_swap:
+        raise UnsupportedError(
+            "the arbiter that runs here is of an earlier version, which does not know --swap",
+            END_ALL,
+        )
 
 
 def _neighbour_arguments(name: str, neighbours: Neighbours) -> Iterator[str]:

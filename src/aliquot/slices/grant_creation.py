@@ -152,8 +152,15 @@ def _make(state: Path, request: Request, name: str) -> NewGrant:
     asked = request.of_owner(status.asker_uid, name)
     gpus = _choose(asked, status.gpus, status.grants, os.environ.get(VISIBLE))
     slices = [request.slice_of(gpu) for gpu in gpus]
-    together, neighbours = request.together, request.neighbours
-    marked = control.make(state, name, slices, together=together, neighbours=neighbours)
+    control.check_swap(status, request)
+    marked = control.make(
+        state,
+        name,
+        slices,
+        together=request.together,
+        neighbours=request.neighbours,
+        swap=request.swap,
+    )
     chosen = {gpu.uuid for gpu in gpus}
     return NewGrant(name, marked, tuple(one for one in status.gpus if one.gpu.uuid in chosen))
 

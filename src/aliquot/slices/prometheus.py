@@ -31,6 +31,7 @@ class _Part:
     labels: dict[str, str]
     granted: Slice
     state: GrantState
+    away_bytes: int | None
     use: SliceUse
     compute: ComputeUse
 
@@ -69,7 +70,7 @@ _GPU: tuple[_Family[SharedGpu], ...] = (
     _Family(
         "aliquot_gpu_memory_granted_bytes",
         "gauge",
-        "Memory of the GPU in grants that are not parked, used or not.",
+        "Memory of the GPU in grants that are not parked, used or not, and what parked ones left.",
         lambda one: one.granted_bytes,
     ),
     _Family(
@@ -103,6 +104,12 @@ _SLICE: tuple[_Family[_Part], ...] = (
         "gauge",
         "Memory that counts against the limit: of programs, and of the driver for them.",
         lambda part: part.use.used_bytes,
+    ),
+    _Family(
+        "aliquot_slice_memory_away_bytes",
+        "gauge",
+        "Memory of the slice's programs that is on the host; no sample: it cannot leave the GPU.",
+        lambda part: part.away_bytes,
     ),
     _Family(
         "aliquot_slice_compute_share_ratio",
@@ -177,7 +184,8 @@ def _parts(status: Status) -> Iterator[_Part]:
                 "gpu": part.gpu_uuid,
                 "index": indexes.get(part.gpu_uuid, ""),
             }
-            yield _Part(labels, part, grant.state, use, compute)
+            away = grant.away_bytes if grant.is_swappable else None
+            yield _Part(labels, part, grant.state, away, use, compute)
 
 
 def _families(

@@ -1,0 +1,92 @@
+"""Jobs whose programs move their memory themselves (`--swap`), from the request to their return."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aliquot.model import GrantState, Request
+from aliquot.model.errors import InvalidValueError
+from aliquot.model.job import Desired, Job, JobPhase, Sizes
+from aliquot.model.job_state import JobState, ObservedJob, ObservedWorker, WorkerPhase
+from aliquot.model.lifecycle import advance, set_desired, start
+from aliquot.model.owner import Owner
+from aliquot.pool.encoding import Submission, decode_submission, encode_submission
+from aliquot.slices import control
+from support import wait_until
+
+if TYPE_CHECKING:
+    from pool.conftest import PoolUp
+
+pytestmark = pytest.mark.timeout(300)
+
+ALIVE = ObservedWorker(WorkerPhase.ALIVE)
+
+
+class TestRequest:
+    def test_a_job_keeps_it(self) -> None:
+        job = Job(3, "a", ("true",), Request(swap=True))
+        one = Submission(Owner(1000, 1000, "alice"), job, "/bin/true", "/")
+        assert decode_submission(json.loads(json.dumps(encode_submission(one))), one.owner) == one
+        forged = encode_submission(one)
+        forged["request"]["swap"] = 1
+        with pytest.raises(InvalidValueError):
+            decode_submission(forged, one.owner)
+
+    def test_an_earlier_pool_is_not_told_of_it(self) -> None:
+        job = Job(3, "a", ("true",), Request())
+        one = Submission(Owner(1000, 1000, "alice"), job, "/bin/true", "/")
+        assert "swap" not in encode_submission(one)["request"]
+
+    def test_it_is_for_one_gpu(self) -> None:
+        with pytest.raises(InvalidValueError, match="--swap is for one GPU, and 2 are asked for"):
+            Request(gpus=2, swap=True)
+
+
+def test_a_job_whose_memory_cannot_leave_runs_on_and_says_why() -> None:
+    job = Job(1, "a", ("true",), Request(swap=True), Sizes((1,)))
+    state = start(job, JobState(), 0, 1, 0.0)
+
+    def follow(state: JobState, worker: ObservedWorker) -> JobState:
+        slots = {state.slots[0]: worker}
+        observed = ObservedJob(slots, allocated=frozenset(state.slots), unfreezable=None)
+        return advance(job, state, observed, 1.0)
+
+    state = set_desired(follow(state, ALIVE), Desired.SUSPEND)
+    state = follow(state, ALIVE)
+    assert (state.phase, state.frozen) == (JobPhase.SUSPENDING, True)
+    state = follow(state, replace(ALIVE, confirmed=True, freeze_error="the host is full"))
+    assert state.reason == "not suspended: the host is full"
+    state = follow(state, ALIVE)
+    assert (state.phase, state.desired, state.stopping) == (JobPhase.RUNNING, Desired.RUN, None)
+
+
+DEAF = """
+import ctypes, mmap, time
+cuda, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+at = ctypes.c_uint64()
+cuda.cuCtxSetCurrent(context)
+assert not cuda.cuMemAllocManaged(ctypes.byref(at), ctypes.c_size_t(1 << 20), 1)
+print('there', flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_program_that_cannot_move_its_memory_runs_on(pool: PoolUp) -> None:
+    pool.submit("--name", "one", "--swap", "--", sys.executable, "-c", DEAF)
+    wait_until(lambda: "there" in pool.log("one"), 60)
+    (grant,) = control.status(pool.state).grants
+    assert grant.is_swappable
+    pool.ask("suspend", "one")
+    wait_until(lambda: "not suspended" in str(pool.job("one")["events"]), 60)
+    pool.wait_for("one", "Running")
+    wait_until(lambda: control.status(pool.state).grants[0].state is GrantState.ACTIVE)
+    pool.ask("cancel", "one")
+    pool.wait_for("one", "Cancelled")
+    pool.leaves_nothing()
