@@ -30,10 +30,12 @@ THREADS = 8
 SECONDS = float(os.environ.get("ALIQUOT_STORM_SECONDS", "30"))
 KILLS = int(os.environ.get("ALIQUOT_STORM_KILLS", "1000"))
 # The slice's size, and the part of the time: large enough for every process's context, but not for
-# all that they try to allocate; large enough for some of the contexts only.
+# all that they try to allocate; large enough for some of the contexts only. And whether the memory
+# can leave the GPU.
 SIZES = {
-    "every context": (PROCESSES * CONTEXT + 8 * GIB, 1.0),
-    "a part of the contexts": (PROCESSES // 4 * CONTEXT + 2 * GIB, 0.2),
+    "every context": (PROCESSES * CONTEXT + 8 * GIB, 1.0, False),
+    "a part of the contexts": (PROCESSES // 4 * CONTEXT + 2 * GIB, 0.2, False),
+    "memory that can leave": (PROCESSES // 4 * CONTEXT + 2 * GIB, 0.2, True),
 }
 
 SOURCES = TESTS / "native" / "storm"
@@ -196,9 +198,9 @@ def taken(limits: pages.Limits) -> list[int]:
 def test_the_limit_is_never_exceeded_and_no_charge_is_left(
     make_machine: MakeMachine, programs: Path, tmp_path: Path, size: str
 ) -> None:
-    limit, part = SIZES[size]
+    limit, part, swap = SIZES[size]
     machine = make_machine("h100:1")
-    grant = machine.grant(limit)
+    grant = machine.grant(limit, swap=swap)
     storm = Storm(programs / "storm", machine, grant, tmp_path)
     try:
         with watched(programs / "watch", machine, grant) as seen:

@@ -35,13 +35,13 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC 0x31304d4953514c41ull /* "ALQSIM01" */
-#define SIM_VERSION 5u
+#define SIM_VERSION 6u
 #define SIM_MOUNTED "/run/aliquot/machine"
 #define SIM_MAX_PROCESSES 1024u
 #define SIM_SEATS 4096u
 #define SIM_TURNS (1u << 19) /* how often a seat is taken before its tickets repeat */
 #define SIM_ENDED 256u
-#define SIM_SHARES 256u
+#define SIM_SHARES 8192u
 #define SIM_NONE UINT32_MAX
 #define SIM_NEVER UINT64_MAX
 #define SIM_BUCKETS 16u
@@ -125,7 +125,6 @@ struct sim_gpu {
 
 /* Device memory that several processes hold (share.h). */
 struct sim_share {
-	uint64_t id; /* 0: a free entry */
 	uint64_t bytes;
 	uint32_t gpu;
 	uint32_t owner; /* slot of the process whose usage contains the bytes */
@@ -147,6 +146,9 @@ struct sim_map {
 	struct sim_ended ended[SIM_ENDED];
 	struct sim_seat seats[SIM_SEATS];
 	uint64_t share_count; /* in total: the newest id */
+	uint32_t shares_high; /* entries from this one on were never used */
+	uint32_t reserved;
+	uint64_t share_ids[SIM_SHARES]; /* 0: a free entry */
 	struct sim_share shares[SIM_SHARES];
 };
 

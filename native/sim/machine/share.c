@@ -4,20 +4,33 @@
 
 struct sim_share *share_find(struct sim_map *map, uint64_t id)
 {
-	for (uint32_t i = 0; i < SIM_SHARES; i++)
-		if (map->shares[i].id == id)
+	for (uint32_t i = 0; i < map->shares_high; i++)
+		if (map->share_ids[i] == id)
 			return &map->shares[i];
 	return NULL;
+}
+
+static uint32_t index_of(const struct sim_map *map, const struct sim_share *share)
+{
+	return (uint32_t)(share - map->shares);
+}
+
+static struct sim_share *find_free(struct sim_map *map)
+{
+	struct sim_share *share = share_find(map, 0);
+	if (!share && map->shares_high < SIM_SHARES)
+		share = &map->shares[map->shares_high++];
+	return share;
 }
 
 struct sim_share *share_add(struct sim_map *map, uint64_t id, uint32_t slot, uint32_t gpu,
                             uint64_t bytes)
 {
-	struct sim_share *share = share_find(map, 0);
+	struct sim_share *share = find_free(map);
 	if (!share)
 		return NULL;
 	memset(share->holds, 0, sizeof(share->holds));
-	share->id = id;
+	map->share_ids[index_of(map, share)] = id;
 	share->bytes = bytes;
 	share->gpu = gpu;
 	share->owner = slot;
@@ -46,7 +59,7 @@ static void drop(struct sim_map *map, struct sim_share *share, uint32_t slot)
 	if (share->owner < map->high)
 		count(map, share, share->owner, 1);
 	else
-		share->id = 0;
+		map->share_ids[index_of(map, share)] = 0;
 }
 
 void share_leave(struct sim_map *map, struct sim_share *share, uint32_t slot)
@@ -57,7 +70,7 @@ void share_leave(struct sim_map *map, struct sim_share *share, uint32_t slot)
 
 void share_forget(struct sim_map *map, uint32_t slot)
 {
-	for (uint32_t i = 0; i < SIM_SHARES; i++)
-		if (map->shares[i].id && map->shares[i].holds[slot])
+	for (uint32_t i = 0; i < map->shares_high; i++)
+		if (map->share_ids[i] && map->shares[i].holds[slot])
 			drop(map, &map->shares[i], slot);
 }

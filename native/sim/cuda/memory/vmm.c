@@ -1,32 +1,20 @@
 /* Virtual memory management: a program reserves addresses, creates physical memory, and maps it there.
  *
  * Physical memory is a piece of one file in memory (memfd) per process. Memory that can be exported to
- * other processes has its own file. So two mappings of one piece show the same bytes. The driver gives
- * a piece back when its last handle and its last mapping are gone.
+ * other processes has its own file (vmm_export.c). So two mappings of one piece show the same bytes. The
+ * driver gives a piece back when its last handle and its last mapping are gone.
  */
+#include "cuda/memory/vmm.h"
+
 #include "cuda/stream/stream.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define FILE_SIZE (1ull << 46)
-
-struct sim_physical {
-	uint64_t size, offset; /* in its file */
-	int fd;
-	bool own_file, imported;
-	uint64_t share; /* memory with its own file: see machine_share */
-	int handles, mappings;
-	CUmemAllocationProp properties;
-	uint32_t gpu;
-	struct sim_physical *next; /* by offset */
-};
 
 /* Reserved addresses. */
 struct reservation {
@@ -85,16 +73,11 @@ static bool place(struct sim_physical *piece)
 	return true;
 }
 
-/* Creates the piece's own file; its name tells an importing process what it is. */
 static bool own_file(struct sim_physical *piece)
 {
-	char name[64];
 	piece->own_file = true;
-	piece->share = machine_share(&sim.machine, piece->gpu, piece->size);
-	snprintf(name, sizeof(name), "aliquot-simulated-gpu-%u-%llu", piece->gpu,
-	         (unsigned long long)piece->share);
-	piece->fd = piece->share ? memfd_create(name, MFD_CLOEXEC) : -1;
-	return piece->fd >= 0 && !ftruncate(piece->fd, (off_t)piece->size);
+	piece->fd = memfd_create("aliquot-simulated-gpu", MFD_CLOEXEC);
+	return piece->fd >= 0 && !ftruncate(piece->fd, (off_t)(piece->size + PHYSICAL_LABEL));
 }
 
 static void give(const struct sim_physical *piece)
@@ -373,69 +356,5 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *p,
 	if (!p || !handle_is(piece, SIM_PHYSICAL))
 		return CUDA_ERROR_INVALID_VALUE;
 	*p = piece->properties;
-	return CUDA_SUCCESS;
-}
-
-/* As with the real driver, a descriptor that is exported or imported is an open file of its own. */
-static int open_again(int fd)
-{
-	char path[40];
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return open(path, O_RDWR | O_CLOEXEC);
-}
-
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
-                                      CUmemAllocationHandleType type, unsigned long long flags)
-{
-	SIM_ENTER();
-	const struct sim_physical *piece = (struct sim_physical *)handle;
-	if (!out || flags || !handle_is(piece, SIM_PHYSICAL) || !piece->own_file ||
-	    type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-		return CUDA_ERROR_INVALID_VALUE;
-	int fd = open_again(piece->fd);
-	*(int *)out = fd;
-	return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
-}
-
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
-                                        CUmemAllocationHandleType type)
-{
-	SIM_ENTER();
-	char path[40], name[64] = "";
-	unsigned gpu;
-	unsigned long long share;
-	struct stat st;
-	if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-		return CUDA_ERROR_INVALID_VALUE;
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", (int)(intptr_t)os_handle);
-	if (readlink(path, name, sizeof(name) - 1) < 0 ||
-	    sscanf(name, "/memfd:aliquot-simulated-gpu-%u-%llu", &gpu, &share) != 2 ||
-	    fstat((int)(intptr_t)os_handle, &st))
-		return CUDA_ERROR_INVALID_VALUE;
-	int device = 0;
-	while (device < sim.count && sim.devices[device].gpu != gpu)
-		device++;
-	struct sim_physical *piece = calloc(1, sizeof(*piece));
-	int fd = open_again((int)(intptr_t)os_handle);
-	if (device == sim.count || !piece || fd < 0 ||
-	    !machine_join(&sim.machine, share, gpu, (uint64_t)st.st_size)) {
-		free(piece);
-		if (fd >= 0)
-			close(fd);
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	*piece = (struct sim_physical){.size = (uint64_t)st.st_size,
-	                               .fd = fd,
-	                               .own_file = true,
-	                               .imported = true,
-	                               .share = share,
-	                               .handles = 1,
-	                               .gpu = gpu};
-	piece->properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-	piece->properties.requestedHandleTypes = type;
-	piece->properties.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
-	sim_self()->imported++;
-	handle_add(piece, SIM_PHYSICAL);
-	*handle = (CUmemGenericAllocationHandle)piece;
 	return CUDA_SUCCESS;
 }
