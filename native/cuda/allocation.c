@@ -6,7 +6,7 @@
 #include "physical.h"
 #include "pool.h"
 #include "session.h"
-#include "swap/swappable.h"
+#include "swap/places.h"
 
 struct allocation_map allocated_pointers, allocated_arrays, allocated_imports, allocated_limits;
 
@@ -171,7 +171,7 @@ static void move_of_context(struct allocation_map *from, CUcontext context,
 void allocations_take(CUcontext context, struct context_allocations *out)
 {
 	*out = (struct context_allocations){.context = context};
-	swappable_context_ending(context, out);
+	places_context_ending(context, out);
 	move_of_context(&allocated_pointers, context, &out->pointers);
 	move_of_context(&allocated_arrays, context, &out->arrays);
 	move_of_context(&allocated_imports, context, &out->imports);
@@ -202,7 +202,7 @@ void allocations_release(struct context_allocations *allocations)
 {
 	struct context_sums sums = {0};
 	physical_context_ended(allocations->context);
-	swappable_context_ended(allocations);
+	places_context_ended(allocations);
 	count_all_out(&allocations->pointers, &sums);
 	count_all_out(&allocations->arrays, &sums);
 	count_all_out(&allocations->imports, &sums);
@@ -225,7 +225,7 @@ static void restore_all(struct allocation_map *from, struct allocation_map *to)
 
 void allocations_restore(struct context_allocations *allocations)
 {
-	swappable_context_stays(allocations);
+	places_context_stays(allocations);
 	restore_all(&allocations->pointers, &allocated_pointers);
 	restore_all(&allocations->arrays, &allocated_arrays);
 	restore_all(&allocations->imports, &allocated_imports);

@@ -8,6 +8,7 @@
 #include "physical.h"
 #include "pool.h"
 #include "session.h"
+#include "swap/places.h"
 #include "swap/swappable.h"
 
 #define PITCH_GRANULE 512u
@@ -125,7 +126,7 @@ CUresult hook_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *poi
 		if (!session_is_open())                                                                    \
 			return CUDA_ERROR_NOT_INITIALIZED;                                                     \
 		if (!allocation_map_take(&allocated_pointers, pointer, &allocation))                       \
-			return real((address)swappable_unknown(pointer));                                      \
+			return real((address)places_unknown(pointer));                                         \
 		if (allocation.shadow)                                                                     \
 			return swappable_free(&allocation);                                                    \
 		CUresult result = real(pointer);                                                           \
@@ -144,7 +145,7 @@ CUresult hook_free_async(__typeof__(&cuMemFreeAsync) real, CUdeviceptr pointer, 
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!allocation_map_take(&allocated_pointers, pointer, &allocation))
-		return real(swappable_unknown(pointer), stream);
+		return real(places_unknown(pointer), stream);
 	if (allocation.shadow)
 		return swappable_free_async(&allocation, real, stream);
 	CUresult result = real(pointer, stream);
@@ -209,14 +210,14 @@ CUresult hook_range_handle(__typeof__(&cuMemGetHandleForAddressRange) real, void
                            CUdeviceptr pointer, size_t bytes, CUmemRangeHandleType type,
                            unsigned long long flags)
 {
-	struct swappable_view view;
-	if (swappable_find(pointer, &view))
-		swappable_fix(pointer); /* others may use it from now on, unseen */
+	struct place view;
+	if (places_find(pointer, &view))
+		places_fix(pointer); /* others may use it from now on, unseen */
 	CUresult result = real(handle, pointer, bytes, type, flags);
 	CUdeviceptr base = pointer;
 	if (result != CUDA_SUCCESS || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !session_is_open())
 		return result;
-	if (swappable_find(pointer, &view))
+	if (places_find(pointer, &view))
 		base = view.base;
 	else
 		REAL(cuMemGetAddressRange_v2)(&base, NULL, pointer);

@@ -10,7 +10,7 @@
 #include "map.h"
 #include "pool.h"
 #include "session.h"
-#include "swap/swappable.h"
+#include "swap/places.h"
 
 #include <stdlib.h>
 
@@ -290,7 +290,7 @@ CUresult hook_handle_release(__typeof__(&cuMemRelease) real, CUmemGenericAllocat
 CUresult hook_handle_retain(__typeof__(&cuMemRetainAllocationHandle) real,
                             CUmemGenericAllocationHandle *handle, void *address)
 {
-	void *asked = (void *)(uintptr_t)swappable_driver_address((CUdeviceptr)(uintptr_t)address);
+	void *asked = (void *)(uintptr_t)places_driver_address((CUdeviceptr)(uintptr_t)address);
 	CUresult result = real(handle, asked);
 	if (result == CUDA_SUCCESS)
 		count_in(*handle, HANDLES);
@@ -325,7 +325,7 @@ CUresult hook_map(__typeof__(&cuMemMap) real, CUdeviceptr address, size_t bytes,
 {
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED; /* a forked child may find our locks taken */
-	address = swappable_driver_address(address);
+	address = places_driver_address(address);
 	bool ours = count_in(handle, MAPPINGS);
 	CUresult result = real(address, bytes, offset, handle, flags);
 	if (result == CUDA_SUCCESS) {
@@ -366,7 +366,7 @@ CUresult hook_unmap(__typeof__(&cuMemUnmap) real, CUdeviceptr address, size_t by
 	struct mapping replaced;
 	if (!session_is_open())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	address = swappable_driver_address(address);
+	address = places_driver_address(address);
 	take_mappings(address, bytes, &taken);
 	CUresult result = real(address, bytes);
 	for (uint64_t place = 0; place < taken.map.capacity; place++) {
@@ -417,7 +417,7 @@ CUresult hook_multicast_bind_address(__typeof__(&cuMulticastBindAddr) real,
                                      CUmemGenericAllocationHandle object, size_t offset,
                                      CUdeviceptr address, size_t bytes, unsigned long long flags)
 {
-	address = swappable_driver_address(address);
+	address = places_driver_address(address);
 	BIND(object, handle_at(address), real(object, offset, address, bytes, flags));
 }
 
@@ -426,6 +426,6 @@ CUresult hook_multicast_bind_address_v2(__typeof__(&cuMulticastBindAddr_v2) real
                                         size_t offset, CUdeviceptr address, size_t bytes,
                                         unsigned long long flags)
 {
-	address = swappable_driver_address(address);
+	address = places_driver_address(address);
 	BIND(object, handle_at(address), real(object, device, offset, address, bytes, flags));
 }

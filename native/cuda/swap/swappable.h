@@ -52,35 +52,4 @@ CUresult swappable_free(const struct allocation *allocation);
 CUresult swappable_free_async(const struct allocation *allocation, __typeof__(&cuMemFreeAsync) real,
                               CUstream stream);
 
-/* The driver ends a context: its pieces are kept until it has. `by` tells one such end from others. */
-void swappable_context_ending(CUcontext context, const void *by);
-void swappable_context_ended(const void *by);
-/* The driver refused. */
-void swappable_context_stays(const void *by);
-
-/* --- for the calls that ask about pointers ------------------------------------------------------- */
-
-struct swappable_view {
-	CUdeviceptr base; /* of the allocation */
-	uint64_t bytes;   /* as asked for */
-	CUdeviceptr shadow;
-	struct swappable_piece piece;
-};
-
-/* The allocation that has this byte; false: none of ours. */
-bool swappable_find(CUdeviceptr address, struct swappable_view *out);
-
-/* The address to ask the driver about instead of this one: a shadow; or one that the driver does not know,
- * for addresses that we have reserved and that belong to no allocation; or the address itself. */
-CUdeviceptr swappable_driver_address(CUdeviceptr address);
-
-/* The same for calls that free a pointer which is none: no shadow may be freed. */
-CUdeviceptr swappable_unknown(CUdeviceptr address);
-
-/* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID of the piece; it stays the same when the memory moves. */
-uint64_t swappable_block_id(CUdeviceptr piece);
-
-/* The piece with this byte cannot leave any more: its memory was handed out. */
-void swappable_fix(CUdeviceptr address);
-
 #endif

@@ -1,6 +1,6 @@
 /* What the program asks about its pointers. The driver answers about the shadow; what depends on the
  * address or the size is set right here. */
-#include "swappable.h"
+#include "places.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static void put(void *out, uint64_t value, size_t size)
 
 /* The driver has told an attribute of the shadow: make it the pointer's. */
 static void correct(void *out, CUpointer_attribute which, CUdeviceptr pointer,
-                    const struct swappable_view *view)
+                    const struct place *view)
 {
 	switch ((int)which) {
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
@@ -25,13 +25,13 @@ static void correct(void *out, CUpointer_attribute which, CUdeviceptr pointer,
 		put(out, view->bytes, sizeof(view->bytes));
 		break;
 	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
-		put(out, view->piece.address, sizeof(view->piece.address));
+		put(out, view->piece, sizeof(view->piece));
 		break;
 	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-		put(out, view->piece.bytes, sizeof(view->piece.bytes));
+		put(out, view->piece_bytes, sizeof(view->piece_bytes));
 		break;
 	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
-		put(out, swappable_block_id(view->piece.address), sizeof(uint64_t));
+		put(out, places_block_id(view->piece), sizeof(uint64_t));
 		break;
 	/* Other devices must not pin memory that leaves. The other two are not made so. */
 	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
@@ -47,9 +47,9 @@ static void correct(void *out, CUpointer_attribute which, CUdeviceptr pointer,
 CUresult hook_pointer_attribute(__typeof__(&cuPointerGetAttribute) real, void *out,
                                 CUpointer_attribute which, CUdeviceptr pointer)
 {
-	struct swappable_view view;
-	if (!swappable_find(pointer, &view))
-		return real(out, which, swappable_driver_address(pointer));
+	struct place view;
+	if (!places_find(pointer, &view))
+		return real(out, which, places_driver_address(pointer));
 	CUresult result = real(out, which, view.shadow);
 	if (result == CUDA_SUCCESS)
 		correct(out, which, pointer, &view);
@@ -59,9 +59,9 @@ CUresult hook_pointer_attribute(__typeof__(&cuPointerGetAttribute) real, void *o
 CUresult hook_pointer_attributes(__typeof__(&cuPointerGetAttributes) real, unsigned count,
                                  CUpointer_attribute *which, void **out, CUdeviceptr pointer)
 {
-	struct swappable_view view;
-	if (!swappable_find(pointer, &view))
-		return real(count, which, out, swappable_driver_address(pointer));
+	struct place view;
+	if (!places_find(pointer, &view))
+		return real(count, which, out, places_driver_address(pointer));
 	CUresult result = real(count, which, out, view.shadow);
 	for (unsigned i = 0; result == CUDA_SUCCESS && i < count; i++)
 		correct(out[i], which[i], pointer, &view);
@@ -71,15 +71,15 @@ CUresult hook_pointer_attributes(__typeof__(&cuPointerGetAttributes) real, unsig
 CUresult hook_pointer_set_attribute(__typeof__(&cuPointerSetAttribute) real, const void *value,
                                     CUpointer_attribute which, CUdeviceptr pointer)
 {
-	return real(value, which, swappable_driver_address(pointer));
+	return real(value, which, places_driver_address(pointer));
 }
 
 CUresult hook_address_range(__typeof__(&cuMemGetAddressRange_v2) real, CUdeviceptr *base,
                             size_t *bytes, CUdeviceptr pointer)
 {
-	struct swappable_view view;
-	if (!swappable_find(pointer, &view))
-		return real(base, bytes, swappable_driver_address(pointer));
+	struct place view;
+	if (!places_find(pointer, &view))
+		return real(base, bytes, places_driver_address(pointer));
 	CUresult result = real(base, bytes, view.shadow);
 	if (result == CUDA_SUCCESS && base)
 		*base = view.base;
@@ -93,18 +93,18 @@ CUresult hook_address_range(__typeof__(&cuMemGetAddressRange_v2) real, CUdevicep
 CUresult hook_set_access(__typeof__(&cuMemSetAccess) real, CUdeviceptr address, size_t bytes,
                          const CUmemAccessDesc *access, size_t count)
 {
-	return real(swappable_driver_address(address), bytes, access, count);
+	return real(places_driver_address(address), bytes, access, count);
 }
 
 CUresult hook_get_access(__typeof__(&cuMemGetAccess) real, unsigned long long *flags,
                          const CUmemLocation *location, CUdeviceptr address)
 {
-	return real(flags, location, swappable_driver_address(address));
+	return real(flags, location, places_driver_address(address));
 }
 
 CUresult hook_address_free(__typeof__(&cuMemAddressFree) real, CUdeviceptr address, size_t bytes)
 {
-	return real(swappable_driver_address(address), bytes);
+	return real(places_driver_address(address), bytes);
 }
 
 /* --- memory for other processes ----------------------------------------------------------------- */
@@ -113,9 +113,9 @@ CUresult hook_ipc_get(__typeof__(&cuIpcGetMemHandle) real, CUipcMemHandle *handl
                       CUdeviceptr pointer)
 {
 	static _Atomic bool said;
-	struct swappable_view view;
-	if (!swappable_find(pointer, &view))
-		return real(handle, swappable_driver_address(pointer));
+	struct place view;
+	if (!places_find(pointer, &view))
+		return real(handle, places_driver_address(pointer));
 	if (!atomic_exchange(&said, true))
 		forward_say("memory of a slice with --swap has no IPC handles");
 	return CUDA_ERROR_NOT_SUPPORTED;
