@@ -23,12 +23,13 @@ from aliquot.placement.elastic.resize import Rules
 from aliquot.placement.elastic.sizes import TRIES
 from aliquot.placement.queues.quota import Bound
 from aliquot.pool.capacity import MachineCapacity, MachinePlan, RequestKinds, held_gpus
+from aliquot.pool.decision_names import run_name
 from aliquot.pool.directory import PoolDirectory
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
 from aliquot.pool.peers import this_user
 from aliquot.pool.pool_cgroup import WorkerCgroups
 from aliquot.pool.runs import Waiting
-from aliquot.pool.schedule import PoolScheduler, UserShares, run_name
+from aliquot.pool.schedule import PoolScheduler, UserShares
 from aliquot.pool.workers import LocalWorkers, Runtime, job_label
 from aliquot.slices import StateDirectory
 from aliquot.slices.control import Status

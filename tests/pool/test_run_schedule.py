@@ -13,9 +13,11 @@ from aliquot.model.job_state import JobState, Slot
 from aliquot.model.owner import Owner
 from aliquot.placement.elastic.resize import Rules
 from aliquot.placement.queues.quota import Bound, Queue
+from aliquot.pool.decision_input import AdmittedGrant
+from aliquot.pool.decision_names import run_name
 from aliquot.pool.encoding import Submission
 from aliquot.pool.runs import RunMode, RunRequest, Waiting
-from aliquot.pool.schedule import AdmittedGrant, PoolScheduler, UserShares, run_name
+from aliquot.pool.schedule import PoolScheduler, UserShares
 from aliquot.pool.store import StoredJob
 from aliquot.pool.workers import grant_name
 from aliquot.slices.control import Status

@@ -9,6 +9,8 @@
 - `cgroup`: a cgroup for one worker: it limits its processes and ends what it left behind.
 - `client`: the API's client, for the commands.
 - `controller`: the loop that observes, steps and applies every job, and decides their sizes.
+- `decision_input`: jobs, commands and GPUs as `placement.elastic` decides about them.
+- `decision_names`: the names of jobs and commands in decisions, and how people see them.
 - `details`: GPUs, processes and logs of a job's workers, for `aliquot describe`.
 - `directory`: where a pool stores everything, and how commands find it.
 - `encoding`: jobs and their states as JSON.
@@ -22,6 +24,7 @@
 - `kept_logs`: the logs of a user's jobs, read while no pool is up.
 - `logs`: the output of workers.
 - `new_jobs`: the jobs that a pool makes of a submission, and what it refuses.
+- `outlook`: why jobs and commands wait, and when they start at the latest.
 - `past_use`: what users have used of the GPUs.
 - `peers`: who is at the other end of a socket.
 - `policy`: what an admin decides: queues, limits, fair share.

@@ -19,9 +19,10 @@ from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
 from aliquot.model.job import DEFAULT_QUEUE
 from aliquot.model.owner import Owner
 from aliquot.pool.capacity import MachinePlan
+from aliquot.pool.decision_input import AdmittedGrant
+from aliquot.pool.decision_names import run_name
 from aliquot.pool.peers import user_name
 from aliquot.pool.runs import RunMode, Waiting
-from aliquot.pool.schedule import AdmittedGrant, run_name
 from aliquot.pool.store import RunGrant
 from aliquot.slices import control
 from aliquot.slices.grant_creation import name_in_use

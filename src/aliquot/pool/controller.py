@@ -35,6 +35,7 @@ from aliquot.placement.queues.quota import Bound
 from aliquot.pool.access import Access, RefusedError, parse_wanted
 from aliquot.pool.arbiter_limits import publish_limits, republish_limits
 from aliquot.pool.capacity import held_gpus
+from aliquot.pool.decision_names import run_name, scheduled_name
 from aliquot.pool.forgetting import Forgetting
 from aliquot.pool.holds import held as held_jobs
 from aliquot.pool.index import JobIndex
@@ -44,7 +45,7 @@ from aliquot.pool.peers import group_ids, groups_of
 from aliquot.pool.progress import REPORTED, updated_progress
 from aliquot.pool.retention import Retention
 from aliquot.pool.runs import RunRequest
-from aliquot.pool.schedule import PoolScheduler, UserShares, run_name, scheduled_name
+from aliquot.pool.schedule import PoolScheduler, UserShares
 from aliquot.pool.slots import SlotFolder
 from aliquot.pool.worker_files import read_report
 
