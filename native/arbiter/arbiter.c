@@ -137,6 +137,7 @@ static bool shut_down(struct arbiter *arbiter)
 	credit_free(&arbiter->credit);
 	loop_unwatch(&arbiter->loop, &arbiter->signals);
 	users_free(&arbiter->users);
+	movers_close(&arbiter->movers);
 	loop_unwatch(&arbiter->loop, &arbiter->asked);
 	if (!observer_stop(&arbiter->observer))
 		return false;
@@ -146,7 +147,7 @@ static bool shut_down(struct arbiter *arbiter)
 }
 
 int arbiter_run(const struct options *options, struct state *state, struct supervision *supervision,
-                int asked, int announce)
+                const struct mover_processes *movers, int asked, int announce)
 {
 	struct failure failure;
 	struct arbiter arbiter = {
@@ -168,6 +169,7 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.asked = {.fd = -1, .ready = on_asked},
 	};
 	prepare_process();
+	movers_open(&arbiter.movers, movers);
 	/* An arbiter that replaces another one starts all the same: programs are waiting for it. */
 	bool has_limits = users_read_first(&arbiter.users, options->users, &failure);
 	if ((!has_limits && !atomic_load(&supervision->ready)) || !start(&arbiter, options, &failure)) {

@@ -13,6 +13,7 @@
 #include "credit.h"
 #include "failure.h"
 #include "loop.h"
+#include "movers.h"
 #include "nvml.h"
 #include "observer.h"
 #include "state.h"
@@ -27,6 +28,7 @@ struct arbiter {
 	struct credit credit;
 	struct supervision *supervision;
 	struct users users;
+	struct movers movers;
 	uint64_t linger_ns; /* 0: never ends by itself */
 	bool foreground;
 
@@ -62,6 +64,6 @@ struct options;
  * Writes "ready" to `announce` the first time it listens. `asked` is the eventfd at which its parent
  * asks for progress. All gates are open when it returns. */
 int arbiter_run(const struct options *options, struct state *state, struct supervision *supervision,
-                int asked, int announce);
+                const struct mover_processes *movers, int asked, int announce);
 
 #endif

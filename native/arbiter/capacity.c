@@ -1,5 +1,6 @@
 #include "capacity.h"
 
+#include "movers.h"
 #include "residence.h"
 
 #include <stdio.h>
@@ -36,7 +37,7 @@ static uint64_t bytes_on(const struct grant *grant, const struct gpu *gpu)
 
 uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu)
 {
-	uint64_t sum = 0;
+	uint64_t sum = movers_bytes(arbiter, gpu);
 	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
 		sum += bytes_on(grant, gpu);
 	return sum;

@@ -13,7 +13,8 @@
 #include "control_parse.h"
 #include "grant.h"
 
-/* Bytes of that GPU in the limits of all grants that are not parked, and what parked ones have left there. */
+/* Bytes of that GPU in the limits of all grants that are not parked, and what parked ones have left there.
+ * Also what its mover takes. */
 uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu);
 
 /* Whether the slice fits the GPU if no other slice is on it. */

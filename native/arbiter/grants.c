@@ -9,6 +9,7 @@
 #include "grant_state.h"
 #include "joining.h"
 #include "log.h"
+#include "movers.h"
 #include "processes.h"
 #include "residence.h"
 #include "unjoined.h"
@@ -144,7 +145,8 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 		aliquot_uuid_write(asked->uuid, uuid);
 		if (!gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no GPU %s", uuid);
-		if (!capacity_check_memory(arbiter, gpu, asked->memory_bytes, NULL, failure) ||
+		uint64_t mover = request->swap ? movers_new_bytes(arbiter, gpu) : 0;
+		if (!capacity_check_memory(arbiter, gpu, asked->memory_bytes + mover, NULL, failure) ||
 		    !capacity_check_compute(arbiter, gpu, asked, uid, NULL, failure) ||
 		    !neighbours_check(arbiter, gpu, &newcomer, failure))
 			return false;
@@ -232,6 +234,7 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
 		return NULL;
 	}
 	grants_linger(arbiter);
+	movers_update(arbiter);
 	if (request->kept)
 		log_event("grant %s made: %u slices, kept for uid %u", grant->name, grant->slice_count,
 		          owner->uid);
@@ -248,6 +251,7 @@ static void end_grant(struct grant *grant)
 	grant_files_remove(grant);
 	release(grant);
 	grants_linger(arbiter);
+	movers_update(arbiter);
 }
 
 static void end_if_unused(struct grant *grant)
@@ -420,6 +424,7 @@ bool grants_recover(struct arbiter *arbiter, struct failure *failure)
 		return false;
 	private_directory_walk(&arbiter->state->records, remove_leftover, arbiter);
 	private_directory_walk(&arbiter->state->pages, remove_leftover, arbiter);
+	movers_update(arbiter);
 	return state_set_version(arbiter->state, failure);
 }
 

@@ -33,7 +33,7 @@ static int check(const struct options *options)
 int main(int argc, char **argv)
 {
 	struct options options;
-	char nvml[PATH_MAX];
+	char nvml[PATH_MAX], cuda[PATH_MAX];
 	/* It may be inherited as ignored: then waitpid would not work. */
 	signal(SIGCHLD, SIG_DFL);
 	int code = options_parse(argc, argv, &options);
@@ -44,5 +44,7 @@ int main(int argc, char **argv)
 	/* The background process has another working directory. A bare name is left to the linker. */
 	if (strchr(options.nvml, '/') && realpath(options.nvml, nvml))
 		options.nvml = nvml;
+	if (options.cuda && strchr(options.cuda, '/') && realpath(options.cuda, cuda))
+		options.cuda = cuda;
 	return options.foreground ? supervise_run(&options, STDOUT_FILENO) : daemon_start(&options);
 }

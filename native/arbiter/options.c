@@ -5,11 +5,18 @@
 #include <string.h>
 
 static const char usage[] =
-	"usage: aliquot-arbiter --state DIR --nvml PATH [--users FILE] [--linger SECONDS]\n"
-	"                       [--unjoined POLICY] [--admission WHO] [--foreground | --check]\n"
+	"usage: aliquot-arbiter --state DIR --nvml PATH [--cuda PATH] [--host-memory BYTES]\n"
+	"                       [--users FILE] [--linger SECONDS] [--unjoined POLICY]\n"
+	"                       [--admission WHO] [--foreground | --check]\n"
 	"Decides which program may use a GPU now. `aliquot run` starts it; you rarely need to.\n"
 	"  --state DIR        directory of the grants; one arbiter per directory\n"
 	"  --nvml PATH        the libnvidia-ml.so.1 to use\n"
+	"  --cuda PATH        the libcuda.so.1 to move memory with; without it no memory can leave its "
+	"GPU\n"
+	"  --host-memory BYTES\n"
+	"                     of the host, at most, for memory that has left its GPU (default: 60 % of "
+	"the\n"
+	"                     host's memory)\n"
 	"  --users FILE       limits of users, lines of: user NAME memory 40GiB compute 50 grants 4\n"
 	"                     (NAME * is everybody else); FILE may be missing\n"
 	"  --linger SECONDS   end this long after the last grant has ended (0, the default: never)\n"
@@ -32,6 +39,14 @@ static bool parse_seconds(const char *text, unsigned *out)
 	unsigned long value = strtoul(text, NULL, 10);
 	*out = (unsigned)value;
 	return value <= MAX_LINGER;
+}
+
+static bool parse_bytes(const char *text, uint64_t *out)
+{
+	if (!*text || strspn(text, "0123456789") != strlen(text) || strlen(text) > 18)
+		return false;
+	*out = strtoull(text, NULL, 10);
+	return *out > 0;
 }
 
 static int usage_error(const char *what, const char *which)
@@ -58,6 +73,7 @@ int options_parse(int argc, char **argv, struct options *out)
 			continue;
 		}
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
+		             !strcmp(option, "--cuda") || !strcmp(option, "--host-memory") ||
 		             !strcmp(option, "--users") || !strcmp(option, "--linger") ||
 		             !strcmp(option, "--unjoined") || !strcmp(option, "--admission");
 		if (!known)
@@ -68,9 +84,14 @@ int options_parse(int argc, char **argv, struct options *out)
 			out->state = argv[i];
 		else if (!strcmp(option, "--nvml"))
 			out->nvml = argv[i];
+		else if (!strcmp(option, "--cuda"))
+			out->cuda = argv[i];
 		else if (!strcmp(option, "--users"))
 			out->users = argv[i];
-		else if (!strcmp(option, "--unjoined")) {
+		else if (!strcmp(option, "--host-memory")) {
+			if (!parse_bytes(argv[i], &out->host_bytes))
+				return usage_error("not a number of bytes: ", argv[i]);
+		} else if (!strcmp(option, "--unjoined")) {
 			out->ends_unjoined = !strcmp(argv[i], "end");
 			if (!out->ends_unjoined && strcmp(argv[i], "report"))
 				return usage_error("not report or end: ", argv[i]);

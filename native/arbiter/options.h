@@ -3,6 +3,7 @@
 #define ARBITER_OPTIONS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* Exit codes. */
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_LOCKED = 3 };
@@ -10,7 +11,9 @@ enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_LOCKED = 3 };
 struct options {
 	const char *state;
 	const char *nvml;
-	const char *users;       /* NULL: users have no limits */
+	const char *cuda;    /* NULL: no memory can move */
+	uint64_t host_bytes; /* of the host, for memory that has left its GPU; 0: as many as is usual */
+	const char *users;   /* NULL: users have no limits */
 	unsigned linger_seconds; /* 0: never ends by itself */
 	bool ends_unjoined;      /* see unjoined.h */
 	bool pool_admits;        /* ordinary users cannot ask for grants: the pool asks for them */

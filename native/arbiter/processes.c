@@ -2,6 +2,7 @@
 
 #include "aliquot/ledger.h"
 #include "log.h"
+#include "movers.h"
 #include "page_file.h"
 
 #include <stdlib.h>
@@ -49,6 +50,7 @@ void processes_give_all_back(struct process *process)
 
 void processes_drop_pages(struct process *process)
 {
+	movers_forget(process);
 	credit_remove_process(process);
 	processes_page(process)->pages = 0;
 	if (process->pages.credit)

@@ -4,6 +4,7 @@
 #include "capacity.h"
 #include "enum_names.h"
 #include "log.h"
+#include "movers.h"
 
 #include <string.h>
 
@@ -225,5 +226,6 @@ bool resize_grant(struct grant *grant, const struct control_request *request, bo
 	}
 	grant_publish(grant, GRANT_NO_SLOT);
 	credit_change_grant(grant);
+	movers_update(grant->arbiter);
 	return true;
 }

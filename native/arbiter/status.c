@@ -4,6 +4,7 @@
 #include "capacity.h"
 #include "enum_names.h"
 #include "grants.h"
+#include "movers.h"
 #include "page_file.h"
 #include "processes.h"
 #include "residence.h"
@@ -30,7 +31,7 @@ static void write_strangers(struct arbiter *arbiter, const struct gpu *gpu,
 	for (size_t i = 0; snapshot && i < snapshot->count; i++) {
 		const struct gpu_client *client = &snapshot->clients[i];
 		char name[PROCESS_NAME_SIZE];
-		if (is_in_grant(arbiter, gpu, client->pid))
+		if (is_in_grant(arbiter, gpu, client->pid) || movers_has_pid(arbiter, gpu, client->pid))
 			continue;
 		identity_name(client->pid, name);
 		json_open(out, NULL, '{');
@@ -73,6 +74,7 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 	json_number(out, "granted_bytes", capacity_granted_bytes(arbiter, gpu));
 	json_number(out, "context_bytes", gpu_context_bytes(gpu, gpu->memory_bytes));
 	json_bool(out, "context_is_measured", gpu->context_bytes);
+	movers_write(arbiter, gpu, out);
 	write_figures(&gpu->figures, out);
 	write_strangers(arbiter, gpu, snapshot, out);
 	json_open(out, "compute", '{');

@@ -5,6 +5,7 @@
 #include "identity.h"
 #include "log.h"
 #include "mapping.h"
+#include "mover_processes.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,6 +33,7 @@ struct parent {
 	int announce;
 	struct state state;
 	struct supervision *supervision;
+	struct mover_processes movers;
 	int signals;        /* a signalfd */
 	int asked;          /* an eventfd: the parent asks for progress */
 	uint64_t looks;     /* of the credit thread, when it last made progress */
@@ -117,8 +119,8 @@ static pid_t start_child(struct parent *parent)
 	if (getppid() != self)
 		_exit(0);
 	be_child(parent);
-	exit(arbiter_run(parent->options, &parent->state, parent->supervision, parent->asked,
-	                 parent->announce));
+	exit(arbiter_run(parent->options, &parent->state, parent->supervision, &parent->movers,
+	                 parent->asked, parent->announce));
 }
 
 static int lead(struct parent *parent);
@@ -147,17 +149,19 @@ static void end_guard(struct parent *parent)
 	waitpid(parent->guard, NULL, 0);
 }
 
-/* Waits for the next signal; 0: none came until then. */
+/* Waits for the next signal, and starts movers meanwhile; 0: none came until then. */
 static int next_signal(struct parent *parent, uint64_t until)
 {
 	struct signalfd_siginfo info;
 	for (;;) {
-		struct pollfd poller = {.fd = parent->signals, .events = POLLIN};
+		struct pollfd pollers[1 + ALIQUOT_MOVERS] = {{.fd = parent->signals, .events = POLLIN}};
+		unsigned movers = mover_processes_watch(&parent->movers, pollers + 1);
 		uint64_t now = loop_now(), remaining = until > now ? until - now : 0;
 		struct timespec timeout = {.tv_sec = (time_t)(remaining / SECOND_NS),
 		                           .tv_nsec = (long)(remaining % SECOND_NS)};
-		if (ppoll(&poller, 1, &timeout, NULL) == 0)
+		if (ppoll(pollers, 1 + movers, &timeout, NULL) == 0)
 			return 0;
+		mover_processes_start(&parent->movers, pollers + 1, movers);
 		if (read(parent->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
 			return (int)info.ssi_signo;
 	}
@@ -224,6 +228,7 @@ static int wait_for_child(struct parent *parent, pid_t child)
 			if (!makes_progress(parent))
 				kill_child(parent, child, "makes no progress");
 		}
+		mover_processes_reap(&parent->movers);
 		if (parent->guard <= 0 || waitpid(parent->guard, NULL, WNOHANG) == parent->guard)
 			start_guard(parent);
 		if (waitpid(child, &status, WNOHANG | WUNTRACED) != child)
@@ -281,9 +286,11 @@ static int lead(struct parent *parent)
 		report(parent, failure.text);
 		return EXIT_FAILED;
 	}
+	mover_processes_take_over(&parent->movers);
 	start_guard(parent);
 	int code = keep_alive(parent);
 	end_guard(parent);
+	mover_processes_end(&parent->movers);
 	private_directory_close(&parent->state.pages);
 	private_directory_close(&parent->state.records);
 	state_remove_pid(&parent->state);
@@ -323,6 +330,7 @@ int supervise_run(const struct options *options, int announce)
 		report(&parent, failure.text);
 		return EXIT_FAILED;
 	}
+	mover_processes_prepare(&parent.movers, options, parent.supervision);
 	read_oom_score(parent.oom_score);
 	write_oom_score("-1000");
 	return lead(&parent);

@@ -8,8 +8,20 @@
 #ifndef ARBITER_SUPERVISION_H
 #define ARBITER_SUPERVISION_H
 
+#include "aliquot/arena.h"
+
 #include <stdatomic.h>
 #include <stdint.h>
+
+/* A mover, by its number. The arbiter assigns it to a GPU for good; the parent writes the rest. */
+struct mover_slot {
+	atomic_int assigned; /* written after uuid */
+	uint8_t uuid[16];
+	atomic_int pid; /* 0: none runs */
+	_Atomic uint64_t start_time;
+	atomic_uint starts;
+	_Atomic uint64_t rests_until; /* it has died too often: none is started until then */
+};
 
 struct supervision {
 	atomic_int ready; /* 1 since an arbiter has listened */
@@ -23,6 +35,8 @@ struct supervision {
 	 * with the same number and wakes the credit thread, which counts its looks. */
 	atomic_bool serving; /* this arbiter's loop runs */
 	_Atomic uint64_t asked, answered, looks;
+
+	struct mover_slot movers[ALIQUOT_MOVERS];
 };
 
 #endif

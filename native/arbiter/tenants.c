@@ -4,6 +4,8 @@
 #include "joining.h"
 #include "log.h"
 #include "measure.h"
+#include "movers.h"
+#include "residence.h"
 #include "unjoined.h"
 
 #include <errno.h>
@@ -175,6 +177,29 @@ static bool on_ring(struct connection *connection)
 	return true;
 }
 
+static bool on_mover(struct connection *connection, uint64_t slice)
+{
+	const struct process *process = sender_of(connection);
+	struct grant *grant = connection->grant;
+	char why[100];
+	if (!process)
+		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "MOVER before HELLO");
+	if (slice >= grant->slice_count)
+		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "grant %s has %u slices",
+		              grant_plain_name(grant), grant->slice_count);
+	if (!residence_is_swappable(grant))
+		return refuse(connection, ALIQUOT_REFUSED_NO_MOVER,
+		              "the memory of grant %s cannot leave its GPU: it was made without swap=1",
+		              grant_plain_name(grant));
+	int fd = movers_connect(process, (uint32_t)slice, why);
+	if (fd < 0)
+		return refuse(connection, ALIQUOT_REFUSED_NO_MOVER, "%s", why);
+	struct aliquot_message answer = aliquot_message_make(ALIQUOT_MOVER, slice);
+	bool sent = send_message(connection->watch.fd, &answer, &fd, 1);
+	close(fd);
+	return sent;
+}
+
 /* Answers the message for which a process was measured. */
 static void on_measured(struct measurement *measurement, bool left)
 {
@@ -208,6 +233,8 @@ static bool on_message(struct connection *connection, const void *bytes, size_t 
 		return on_measure(connection, message.value);
 	case ALIQUOT_RING:
 		return on_ring(connection);
+	case ALIQUOT_MOVER:
+		return on_mover(connection, message.value);
 	default:
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "not a message for the arbiter");
 	}

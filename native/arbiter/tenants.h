@@ -1,4 +1,4 @@
-/* Messages of tenants at the socket of their grant: HELLO, MEASURE and RING (aliquot/protocol.h).
+/* Messages of tenants at the socket of their grant: HELLO, MEASURE, RING and MOVER (aliquot/protocol.h).
  *
  * A message is untrusted until the kernel has identified its sender; its text is never read.
  *

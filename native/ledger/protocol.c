@@ -14,7 +14,7 @@ enum aliquot_refusal aliquot_message_read(const void *bytes, size_t size,
 		return ALIQUOT_REFUSED_MALFORMED;
 	if (message.version != ALIQUOT_PROTOCOL)
 		return ALIQUOT_REFUSED_VERSION;
-	if (message.kind < ALIQUOT_HELLO || message.kind > ALIQUOT_REFUSED)
+	if (message.kind < ALIQUOT_HELLO || message.kind > ALIQUOT_MOVER)
 		return ALIQUOT_REFUSED_MALFORMED;
 	if (!memchr(message.text, 0, sizeof(message.text)))
 		return ALIQUOT_REFUSED_MALFORMED;

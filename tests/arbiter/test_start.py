@@ -50,6 +50,7 @@ class TestStart:
             "granted_bytes": 0,
             "context_bytes": 0,
             "context_is_measured": False,
+            "mover": None,
             "figures": {
                 "cores": 2560,
                 "clock_mhz": 1590,

@@ -23,17 +23,18 @@
  *   - A piece is in at least one place at any time: the program releases it after DONE, and the mover keeps
  *     its copy until FORGET. So either side may be killed at any instruction, and only a killed program's
  *     own memory is lost.
- *   - The arena is two files in memory that the arbiter's parent holds: a mover that dies is restarted and
- *     finds it as it was. No program can map any of it, and the mover gives a piece only to the process that
+ *   - The arena (arena.h) is in files in memory that the arbiter's parent holds: a mover that dies is
+ *     restarted and finds it as it was. No program can map any of it, and the mover gives a piece only to the process that
  *     it came from: the arbiter says which process is at the other end of a connection.
  *   - If a move out fails, for any piece, all pieces return, and the program continues.
  *
- * A connection carries one request after the other, each answered in its order; a program may send several
+ * A connection is of SOCK_SEQPACKET. It carries one request after the other, each answered in its order; a program may send several
  * before it reads. Closing it changes nothing in the arena.
  */
 #ifndef ALIQUOT_MOVE_H
 #define ALIQUOT_MOVE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #define ALIQUOT_MOVE_MAGIC 0x4d564c41u /* "ALVM" */
@@ -70,5 +71,12 @@ struct aliquot_move {
 };
 
 _Static_assert(sizeof(struct aliquot_move) == 128, "part of the contract");
+
+/* Whether `size` received bytes are a request to the mover; then *out is that request. Its text is not
+ * looked at. */
+int aliquot_move_read(const void *bytes, size_t size, struct aliquot_move *out);
+
+/* A message with no text. */
+struct aliquot_move aliquot_move_make(enum aliquot_move_kind kind, uint64_t piece, uint64_t bytes);
 
 #endif

@@ -46,6 +46,7 @@ enum aliquot_refusal {
 	ALIQUOT_REFUSED_TWICE = 6,  /* the same program has joined already, and uses memory */
 	ALIQUOT_REFUSED_ENDED = 7,  /* the grant has ended: no process can join */
 	ALIQUOT_REFUSED_PARKED = 8, /* the grant is switching or parked: try again until it is active */
+	ALIQUOT_REFUSED_NO_MOVER = 9, /* the grant's memory cannot move, or the GPU has no mover now */
 };
 
 struct aliquot_message {

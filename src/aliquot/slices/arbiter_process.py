@@ -263,6 +263,7 @@ def _command(directory: Path, driver: Driver, settings: ArbiterSettings) -> list
     """The arbiter's command line."""
     users = _users_file(settings)
     options = ["--state", str(directory), "--nvml", str(driver.nvml)]
+    options += ["--cuda", str(driver.cuda)]
     options += ["--unjoined", str(settings.unjoined), "--admission", str(settings.admission)]
     return [_program(), *options, *([] if users is None else ["--users", str(users)])]
 

@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	int sound = size == sizeof(message) && !memcmp(data, &message, size) &&
 	            message.magic == ALIQUOT_MESSAGE_MAGIC && message.version == ALIQUOT_PROTOCOL &&
-	            message.kind >= ALIQUOT_HELLO && message.kind <= ALIQUOT_REFUSED &&
+	            message.kind >= ALIQUOT_HELLO && message.kind <= ALIQUOT_MOVER &&
 	            memchr(message.text, 0, sizeof(message.text));
 	if (!sound)
 		abort();

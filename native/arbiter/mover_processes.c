@@ -1,0 +1,270 @@
+#include "mover_processes.h"
+
+#include "aliquot/uuid.h"
+#include "identity.h"
+#include "log.h"
+#include "loop.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ARBITER_END 0
+#define MOVER_END 1
+#define DEATHS_WITHIN_NS (10 * SECOND_NS)
+#define REST_NS (10 * SECOND_NS)
+#define END_MS 5000
+/* Above the numbers that a mover finds its files at. */
+#define LOWEST_FD 10
+
+/* aliquot-mover lies beside this program. It is opened once, so that an update changes both or none. */
+static int open_program(void)
+{
+	char path[PATH_MAX];
+	ssize_t used = readlink("/proc/self/exe", path, sizeof(path) - 1);
+	path[used > 0 ? used : 0] = 0;
+	char *slash = strrchr(path, '/');
+	if (!slash || (size_t)(slash - path) + sizeof("/aliquot-mover") > sizeof(path)) {
+		errno = ENOENT;
+		return -1;
+	}
+	strcpy(slash, "/aliquot-mover");
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* Half of it and a bit: one slice of half of the host fits, beside what its programs have there. */
+static uint64_t default_bytes(void)
+{
+	uint64_t pages = (uint64_t)sysconf(_SC_PHYS_PAGES), size = (uint64_t)sysconf(_SC_PAGESIZE);
+	return pages * size / 10 * 6;
+}
+
+static bool make_arenas(struct mover_processes *movers)
+{
+	size_t size = ALIQUOT_MOVERS * sizeof(struct aliquot_arena);
+	movers->arenas = memfd_create("aliquot-arenas", MFD_CLOEXEC);
+	if (movers->arenas < 0 || ftruncate(movers->arenas, (off_t)size))
+		return false;
+	struct aliquot_arena *arenas = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED,
+	                                    movers->arenas, 0);
+	if (arenas == MAP_FAILED)
+		return false;
+	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++) {
+		arenas[i].magic = ALIQUOT_ARENA_MAGIC;
+		arenas[i].version = ALIQUOT_ARENA_VERSION;
+		arenas[i].size = sizeof(struct aliquot_arena);
+	}
+	munmap(arenas, size);
+	return true;
+}
+
+static bool make_files(struct mover_processes *movers)
+{
+	if (!make_arenas(movers))
+		return false;
+	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++) {
+		struct mover_process *mover = &movers->all[i];
+		mover->data = memfd_create("aliquot-arena", MFD_CLOEXEC);
+		if (mover->data < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, mover->orders))
+			return false;
+	}
+	return true;
+}
+
+void mover_processes_prepare(struct mover_processes *movers, const struct options *options,
+                             struct supervision *supervision)
+{
+	memset(movers, 0, sizeof(*movers));
+	movers->supervision = supervision;
+	movers->cuda = options->cuda;
+	movers->most_bytes = options->host_bytes ? options->host_bytes : default_bytes();
+	if (!movers->cuda) {
+		snprintf(movers->why_not, sizeof(movers->why_not),
+		         "the arbiter was started without --cuda: it cannot move memory");
+		return;
+	}
+	movers->program = open_program();
+	if (movers->program < 0)
+		snprintf(movers->why_not, sizeof(movers->why_not), "aliquot-mover cannot be opened: %s",
+		         strerror(errno));
+	else if (!make_files(movers))
+		snprintf(movers->why_not, sizeof(movers->why_not), "no files for GPU memory: %s",
+		         strerror(errno));
+	movers->exist = !*movers->why_not;
+	if (!movers->exist)
+		log_event("%s", movers->why_not);
+}
+
+void mover_processes_take_over(struct mover_processes *movers)
+{
+	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++) {
+		struct mover_slot *slot = &movers->supervision->movers[i];
+		int pid = atomic_load(&slot->pid);
+		int pidfd = pid ? identity_reopen(pid, atomic_load(&slot->start_time)) : -ESRCH;
+		movers->all[i].pid = 0;
+		movers->all[i].death_count = 0;
+		if (pidfd >= 0) {
+			struct pollfd poller = {.fd = pidfd, .events = POLLIN};
+			poll(&poller, 1, END_MS);
+			close(pidfd);
+		}
+		atomic_store(&slot->pid, 0);
+	}
+}
+
+/* Gives a new process its three files at the numbers that it expects. */
+static void place_files(const struct mover_processes *movers, const struct mover_process *mover)
+{
+	const int files[] = {movers->arenas, mover->data, mover->orders[MOVER_END]};
+	int high[3];
+	for (unsigned i = 0; i < 3; i++)
+		high[i] = fcntl(files[i], F_DUPFD_CLOEXEC, LOWEST_FD);
+	for (unsigned i = 0; i < 3; i++)
+		if (high[i] < 0 || dup2(high[i], ALIQUOT_MOVER_ARENAS + (int)i) < 0)
+			_exit(EXIT_FAILED);
+}
+
+__attribute__((noreturn)) static void become_mover(const struct mover_processes *movers,
+                                                   unsigned number)
+{
+	char uuid[ALIQUOT_UUID_TEXT_SIZE], index[16], bytes[32];
+	sigset_t none;
+	int program = fcntl(movers->program, F_DUPFD_CLOEXEC, LOWEST_FD);
+	aliquot_uuid_write(movers->supervision->movers[number].uuid, uuid);
+	snprintf(index, sizeof(index), "%u", number);
+	snprintf(bytes, sizeof(bytes), "%" PRIu64, movers->most_bytes);
+	place_files(movers, &movers->all[number]);
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	extern char **environ;
+	char *const arguments[] = {"aliquot-mover", (char *)movers->cuda, uuid, index, bytes, NULL};
+	fexecve(program, arguments, environ);
+	_exit(EXIT_FAILED);
+}
+
+static void start(struct mover_processes *movers, unsigned number)
+{
+	struct mover_process *mover = &movers->all[number];
+	struct mover_slot *slot = &movers->supervision->movers[number];
+	uint64_t start_time = 0;
+	pid_t self = getpid(), pid = fork();
+	if (pid < 0) {
+		log_event("a mover cannot be started: %s", strerror(errno));
+		return;
+	}
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() != self)
+			_exit(0);
+		become_mover(movers, number);
+	}
+	mover->pid = pid;
+	identity_start_time(pid, &start_time);
+	atomic_store(&slot->start_time, start_time);
+	atomic_store(&slot->pid, (int)pid);
+	atomic_fetch_add(&slot->starts, 1);
+}
+
+static bool rests(const struct mover_processes *movers, unsigned number)
+{
+	return loop_now() < atomic_load(&movers->supervision->movers[number].rests_until);
+}
+
+unsigned mover_processes_watch(struct mover_processes *movers,
+                               struct pollfd pollers[static ALIQUOT_MOVERS])
+{
+	unsigned count = 0;
+	for (unsigned i = 0; movers->exist && i < ALIQUOT_MOVERS; i++) {
+		const struct mover_process *mover = &movers->all[i];
+		if (!mover->pid && !rests(movers, i))
+			pollers[count++] = (struct pollfd){.fd = mover->orders[MOVER_END], .events = POLLIN};
+	}
+	return count;
+}
+
+void mover_processes_start(struct mover_processes *movers, const struct pollfd *pollers,
+                           unsigned count)
+{
+	for (unsigned ready = 0; ready < count; ready++)
+		for (unsigned i = 0; pollers[ready].revents && i < ALIQUOT_MOVERS; i++)
+			if (movers->all[i].orders[MOVER_END] == pollers[ready].fd && !movers->all[i].pid)
+				start(movers, i);
+}
+
+/* Closes the connections that wait for a mover which does not come. */
+static void drop_orders(const struct mover_process *mover)
+{
+	for (;;) {
+		struct aliquot_order order;
+		char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
+		struct iovec part = {.iov_base = &order, .iov_len = sizeof(order)};
+		struct msghdr header = {.msg_iov = &part,
+		                        .msg_iovlen = 1,
+		                        .msg_control = control,
+		                        .msg_controllen = sizeof(control)};
+		int fd;
+		if (recvmsg(mover->orders[MOVER_END], &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) <= 0)
+			return;
+		struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
+		if (!rights || rights->cmsg_type != SCM_RIGHTS)
+			continue;
+		memcpy(&fd, CMSG_DATA(rights), sizeof(fd));
+		close(fd);
+	}
+}
+
+static void on_death(struct mover_processes *movers, unsigned number, int status)
+{
+	struct mover_process *mover = &movers->all[number];
+	struct mover_slot *slot = &movers->supervision->movers[number];
+	int pid = (int)mover->pid;
+	uint64_t now = loop_now();
+	mover->pid = 0;
+	atomic_store(&slot->pid, 0);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+		return;
+	if (WIFSIGNALED(status))
+		log_event("mover %u (pid %d) died of signal %d", number, pid, WTERMSIG(status));
+	else
+		log_event("mover %u (pid %d) ended with code %d", number, pid, WEXITSTATUS(status));
+	mover->deaths[mover->death_count++ % MOVER_DEATHS_MOST] = now;
+	uint64_t oldest = mover->deaths[mover->death_count % MOVER_DEATHS_MOST];
+	if (mover->death_count < MOVER_DEATHS_MOST || now - oldest > DEATHS_WITHIN_NS)
+		return;
+	log_event("mover %u died %d times within 10 seconds: not started for 10 seconds", number,
+	          MOVER_DEATHS_MOST);
+	mover->death_count = 0;
+	atomic_store(&slot->rests_until, now + REST_NS);
+	drop_orders(mover);
+}
+
+void mover_processes_reap(struct mover_processes *movers)
+{
+	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++) {
+		int status;
+		pid_t pid = movers->all[i].pid;
+		if (pid && waitpid(pid, &status, WNOHANG) == pid)
+			on_death(movers, i, status);
+	}
+}
+
+void mover_processes_end(struct mover_processes *movers)
+{
+	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++) {
+		pid_t pid = movers->all[i].pid;
+		if (!pid)
+			continue;
+		kill(pid, SIGKILL);
+		waitpid(pid, NULL, 0);
+		movers->all[i].pid = 0;
+	}
+}

@@ -1,0 +1,234 @@
+#include "movers.h"
+
+#include "aliquot/arena.h"
+#include "log.h"
+#include "mover_processes.h"
+#include "processes.h"
+#include "residence.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* Of a context, where no program has shown it yet (seen on an H200). */
+#define CONTEXT_BYTES (UINT64_C(524) << 20)
+
+#define NO_MOVER ALIQUOT_MOVERS
+
+void movers_open(struct movers *movers, const struct mover_processes *processes)
+{
+	*movers = (struct movers){.processes = processes};
+	memcpy(movers->why_not, processes->why_not, sizeof(movers->why_not));
+	if (!processes->exist)
+		return;
+	void *at = mmap(NULL, ALIQUOT_MOVERS * sizeof(struct aliquot_arena), PROT_READ | PROT_WRITE,
+	                MAP_SHARED, processes->arenas, 0);
+	if (at != MAP_FAILED)
+		movers->arenas = at;
+	else
+		snprintf(movers->why_not, sizeof(movers->why_not), "the arenas cannot be mapped: %s",
+		         strerror(errno));
+}
+
+void movers_close(struct movers *movers)
+{
+	if (movers->arenas)
+		munmap(movers->arenas, ALIQUOT_MOVERS * sizeof(struct aliquot_arena));
+	movers->arenas = NULL;
+}
+
+static struct mover_slot *slot_at(struct arbiter *arbiter, unsigned number)
+{
+	return &arbiter->supervision->movers[number];
+}
+
+/* The number of the GPU's mover; NO_MOVER: it has had none. */
+static unsigned number_of(struct arbiter *arbiter, const struct gpu *gpu)
+{
+	for (unsigned i = 0; arbiter->movers.arenas && i < ALIQUOT_MOVERS; i++) {
+		struct mover_slot *slot = slot_at(arbiter, i);
+		if (atomic_load(&slot->assigned) && !memcmp(slot->uuid, gpu->uuid, sizeof(slot->uuid)))
+			return i;
+	}
+	return NO_MOVER;
+}
+
+/* The same, and gives it a number if it has none. */
+static unsigned assign(struct arbiter *arbiter, const struct gpu *gpu)
+{
+	unsigned number = number_of(arbiter, gpu);
+	for (unsigned i = 0; arbiter->movers.arenas && number == NO_MOVER && i < ALIQUOT_MOVERS; i++) {
+		struct mover_slot *slot = slot_at(arbiter, i);
+		if (atomic_load(&slot->assigned))
+			continue;
+		memcpy(slot->uuid, gpu->uuid, sizeof(slot->uuid));
+		atomic_store(&slot->assigned, 1);
+		number = i;
+	}
+	return number;
+}
+
+/* Sends an order, with a descriptor if that is not -1. */
+static bool send_order(struct arbiter *arbiter, unsigned number, enum aliquot_order_kind kind,
+                       const struct process *process, uint64_t bytes, int fd)
+{
+	struct aliquot_order order = {
+		.magic = ALIQUOT_ORDER_MAGIC,
+		.version = ALIQUOT_ARENA_VERSION,
+		.kind = (uint16_t)kind,
+		.pid = process ? process->pid : 0,
+		.start_time = process ? process->start_time : 0,
+		.grant = process ? process->grant->limits->created_ns : 0,
+		.bytes = bytes,
+	};
+	char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8))) = {0};
+	struct iovec part = {.iov_base = &order, .iov_len = sizeof(order)};
+	struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
+	if (fd >= 0) {
+		header.msg_control = control;
+		header.msg_controllen = sizeof(control);
+		struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
+		rights->cmsg_level = SOL_SOCKET;
+		rights->cmsg_type = SCM_RIGHTS;
+		rights->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
+	}
+	int socket = arbiter->movers.processes->all[number].orders[0];
+	return sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(order);
+}
+
+int movers_connect(const struct process *process, uint32_t slice, char why[static 100])
+{
+	struct grant *grant = process->grant;
+	struct arbiter *arbiter = grant->arbiter;
+	struct gpu *gpu = grant->gpus[slice];
+	int ends[2];
+	unsigned number = gpu ? assign(arbiter, gpu) : NO_MOVER;
+	if (number == NO_MOVER) {
+		snprintf(why, 100, "%s",
+		         !gpu                     ? "the machine no longer has this GPU"
+		         : arbiter->movers.arenas ? "too many GPUs have movers"
+		                                  : arbiter->movers.why_not);
+		return -1;
+	}
+	if (loop_now() < atomic_load(&slot_at(arbiter, number)->rests_until)) {
+		snprintf(why, 100, "the mover of GPU %u has died too often: try again in 10 s", gpu->index);
+		return -1;
+	}
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
+		snprintf(why, 100, "no connection to the mover: %s", strerror(errno));
+		return -1;
+	}
+	uint64_t most = atomic_load(&grant->limits->slices[slice].limit_bytes);
+	bool sent = send_order(arbiter, number, ALIQUOT_ORDER_SERVE, process, most, ends[0]);
+	if (!sent)
+		snprintf(why, 100, "the mover of GPU %u does not answer: %s", gpu->index, strerror(errno));
+	close(ends[0]);
+	if (sent)
+		return ends[1];
+	close(ends[1]);
+	return -1;
+}
+
+void movers_forget(const struct process *process)
+{
+	struct grant *grant = process->grant;
+	struct arbiter *arbiter = grant->arbiter;
+	if (!residence_is_swappable(grant))
+		return;
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		unsigned number = grant->gpus[i] ? number_of(arbiter, grant->gpus[i]) : NO_MOVER;
+		if (number == NO_MOVER)
+			continue;
+		/* If it is lost, the mover still finds the dead by itself. */
+		if (atomic_load(&slot_at(arbiter, number)->pid) ||
+		    atomic_load(&arbiter->movers.arenas[number].extent_count))
+			send_order(arbiter, number, ALIQUOT_ORDER_FORGET, process, 0, -1);
+	}
+}
+
+/* The limits of the GPU's swappable slices. */
+static uint64_t swappable_bytes(struct arbiter *arbiter, const struct gpu *gpu)
+{
+	uint64_t sum = 0;
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		for (uint32_t i = 0; residence_is_swappable(grant) && i < grant->slice_count; i++)
+			if (grant->gpus[i] == gpu)
+				sum += atomic_load(&grant->limits->slices[i].limit_bytes);
+	return sum;
+}
+
+void movers_update(struct arbiter *arbiter)
+{
+	for (unsigned i = 0; arbiter->movers.arenas && i < arbiter->nvml.gpu_count; i++) {
+		const struct gpu *gpu = &arbiter->nvml.gpus[i];
+		uint64_t wanted = swappable_bytes(arbiter, gpu);
+		unsigned number = wanted ? assign(arbiter, gpu) : number_of(arbiter, gpu);
+		if (number == NO_MOVER)
+			continue;
+		uint64_t before = atomic_exchange(&arbiter->movers.arenas[number].wanted_bytes, wanted);
+		bool runs = atomic_load(&slot_at(arbiter, number)->pid);
+		if (wanted != before && (wanted || runs))
+			send_order(arbiter, number, ALIQUOT_ORDER_LOOK, NULL, 0, -1);
+	}
+}
+
+static int32_t pid_of(struct arbiter *arbiter, const struct gpu *gpu)
+{
+	unsigned number = number_of(arbiter, gpu);
+	return number == NO_MOVER ? 0 : atomic_load(&slot_at(arbiter, number)->pid);
+}
+
+static uint64_t expected_bytes(const struct gpu *gpu)
+{
+	return gpu->context_bytes ? gpu->context_bytes : CONTEXT_BYTES;
+}
+
+/* As NVML tells, or as expected before it does. */
+static uint64_t bytes_of(struct arbiter *arbiter, const struct gpu *gpu, int32_t pid)
+{
+	unsigned index = (unsigned)(gpu - arbiter->nvml.gpus);
+	const struct gpu_snapshot *snapshot = observer_latest(&arbiter->observer, index);
+	const struct gpu_client *client = snapshot && pid ? gpu_client_find(snapshot, pid) : NULL;
+	bool is_known = client && client->bytes && client->bytes != NVML_UNKNOWN_BYTES;
+	return is_known ? client->bytes : expected_bytes(gpu);
+}
+
+uint64_t movers_bytes(struct arbiter *arbiter, const struct gpu *gpu)
+{
+	int32_t pid = pid_of(arbiter, gpu);
+	bool needed = arbiter->movers.arenas && swappable_bytes(arbiter, gpu);
+	return pid || needed ? bytes_of(arbiter, gpu, pid) : 0;
+}
+
+uint64_t movers_new_bytes(struct arbiter *arbiter, const struct gpu *gpu)
+{
+	return arbiter->movers.arenas && !movers_bytes(arbiter, gpu) ? expected_bytes(gpu) : 0;
+}
+
+bool movers_has_pid(struct arbiter *arbiter, const struct gpu *gpu, int32_t pid)
+{
+	return pid && pid_of(arbiter, gpu) == pid;
+}
+
+void movers_write(struct arbiter *arbiter, const struct gpu *gpu, struct json *out)
+{
+	unsigned number = number_of(arbiter, gpu);
+	if (number == NO_MOVER) {
+		json_string(out, "mover", NULL);
+		return;
+	}
+	const struct aliquot_arena *arena = &arbiter->movers.arenas[number];
+	json_open(out, "mover", '{');
+	json_number(out, "pid", (uint32_t)pid_of(arbiter, gpu));
+	json_number(out, "starts", atomic_load(&slot_at(arbiter, number)->starts));
+	json_number(out, "bytes", movers_bytes(arbiter, gpu));
+	json_number(out, "host_bytes", atomic_load(&arena->grown_bytes));
+	json_number(out, "ready_bytes", atomic_load(&arena->registered_bytes));
+	json_number(out, "held_bytes", atomic_load(&arena->held_bytes));
+	json_number(out, "wanted_bytes", atomic_load(&arena->wanted_bytes));
+	json_number(out, "copies", atomic_load(&arena->extent_count));
+	json_close(out, '}');
+}

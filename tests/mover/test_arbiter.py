@@ -1,0 +1,289 @@
+"""Programs reach the mover of their GPU through the arbiter, whichever of its processes dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from arbiter.rig import Arbiter, BackgroundArbiter
+from mover import wire
+from mover.wire import MIB
+from support import GIB, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mover.rig import Client
+
+    Programs = Callable[[], Client]
+
+PIECE = 4 * MIB
+SLICE = 128 * MIB
+TOO_OFTEN = 10  # deaths
+CONTEXT = 518 * MIB  # of the simulated H100 (shapes.conf)
+
+
+class SimulatedMachine:
+    """What an arbiter needs to know of the simulated machine (arbiter.rig.Machine)."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.environment = env
+        self.library = Path(env["LD_LIBRARY_PATH"]) / "libnvidia-ml.so.1"
+
+
+class Rig:
+    """An arbiter, in the foreground or in the background, that knows where the driver is."""
+
+    def __init__(self, arbiter: Arbiter, gpu: str, cuda: Path) -> None:
+        self.arbiter, self.gpu, self._cuda = arbiter, gpu, cuda
+
+    def start(self, *options: str) -> None:
+        self.arbiter.start("--cuda", str(self._cuda), *options)
+
+    def make(self, name: str = "a", memory: int = SLICE, *, swap: bool = True) -> Path:
+        line = f"make name={name} kept=1 slice={self.gpu},memory={memory}{' swap=1' * swap}"
+        answer = self.arbiter.ask(line)
+        assert "directory" in answer, answer
+        return Path(answer["directory"])
+
+    def mover(self) -> dict[str, Any]:
+        (gpu,) = self.arbiter.status()["gpus"]
+        found = gpu["mover"]
+        assert isinstance(found, dict)
+        return found
+
+    def copies(self) -> int:
+        return int(self.mover()["copies"])
+
+    def has_replaced(self, killed: dict[str, int]) -> bool:
+        """Whether the arbiter answers, with others in place of its processes that were killed."""
+        try:
+            pids = self.arbiter.pids()
+        except (OSError, AssertionError):
+            return False
+        return all(pids[name] != pid for name, pid in killed.items())
+
+    def kill_mover(self) -> int:
+        pid = int(self.mover()["pid"])
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.mover()["pid"] != pid)
+        return pid
+
+
+def _make_rig(
+    kind: type[Arbiter], native: Path, env: dict[str, str], gpu: str, folder: Path
+) -> Rig:
+    machine: Any = SimulatedMachine(env)
+    arbiter = kind(folder / "state", native / "bin" / "aliquot-arbiter", machine)
+    return Rig(arbiter, gpu, Path(env["LD_LIBRARY_PATH"]) / "libcuda.so.1")
+
+
+@pytest.fixture
+def stopped_rig(
+    native_dir: Path, sim_env: dict[str, str], gpu: str, short_tmp: Path
+) -> Iterator[Rig]:
+    """An arbiter that is not yet started."""
+    rig = _make_rig(Arbiter, native_dir, sim_env, gpu, short_tmp)
+    yield rig
+    rig.arbiter.close()
+
+
+@pytest.fixture
+def background_rig(
+    native_dir: Path, sim_env: dict[str, str], gpu: str, short_tmp: Path
+) -> Iterator[Rig]:
+    """An arbiter whose guard takes over."""
+    rig = _make_rig(BackgroundArbiter, native_dir, sim_env, gpu, short_tmp)
+    rig.start()
+    yield rig
+    rig.arbiter.close()
+
+
+@pytest.fixture
+def rig(stopped_rig: Rig) -> Rig:
+    stopped_rig.start()
+    return stopped_rig
+
+
+def join(programs: Programs, directory: Path) -> Client:
+    client = programs()
+    client("join", str(directory))
+    assert client("mover", str(directory)) == ""
+    return client
+
+
+def test_a_program_gets_a_connection(rig: Rig, programs: Programs) -> None:
+    client = join(programs, rig.make())
+    pieces = [client("make", PIECE, seed) for seed in range(3)]
+    client.leave(*pieces)
+    assert (rig.copies(), rig.mover()["held_bytes"]) == (3, 3 * PIECE)
+    client.return_(*pieces)
+    assert all(client("is_filled", piece, seed) for seed, piece in enumerate(pieces))
+    client.kill()
+    wait_until(lambda: rig.copies() == 0)
+
+
+def test_copies_of_one_program_are_not_anothers(rig: Rig, programs: Programs) -> None:
+    directory = rig.make()
+    client, other = join(programs, directory), join(programs, directory)
+    piece = client("make", PIECE, 1)
+    client.leave(piece)
+    address = other("make", PIECE, 2)
+    kind, _, failure, _ = other("ask", wire.IN, address)
+    assert (kind, failure) == (wire.FAILED, wire.UNKNOWN)
+    assert other("ask", wire.FORGET, 0) == [wire.DONE, 0, 0, ""]
+    client.return_(piece)
+    assert client("is_filled", piece, 1)
+
+
+class TestRefused:
+    def test_without_a_driver(self, stopped_rig: Rig, programs: Programs) -> None:
+        stopped_rig.arbiter.start()
+        directory = stopped_rig.make()
+        client = programs()
+        client("join", str(directory))
+        assert "without --cuda" in client("mover", str(directory))
+        assert stopped_rig.arbiter.status()["gpus"][0]["mover"] is None
+
+    def test_in_a_grant_that_is_not_swappable(self, rig: Rig, programs: Programs) -> None:
+        directory = rig.make(swap=False)
+        client = programs()
+        client("join", str(directory))
+        assert "made without swap=1" in client("mover", str(directory))
+
+    def test_before_hello_and_for_other_slices(self, rig: Rig, programs: Programs) -> None:
+        directory = rig.make()
+        client = programs()
+        assert client("mover", str(directory)) == "MOVER before HELLO"
+        client("join", str(directory))
+        assert client("mover", str(directory), 1) == "grant a has 1 slices"
+
+
+class TestDeaths:
+    def test_a_mover_that_is_killed_is_started_again(self, rig: Rig, programs: Programs) -> None:
+        directory = rig.make()
+        client = join(programs, directory)
+        pieces = [client("make", PIECE, seed) for seed in range(2)]
+        client.leave(pieces[0])
+        rig.kill_mover()
+        assert client("answer") is None
+        assert client("mover", str(directory)) == ""
+        client.leave(pieces[1])
+        client.return_(*pieces)
+        assert all(client("is_filled", piece, seed) for seed, piece in enumerate(pieces))
+        assert (rig.mover()["starts"], rig.copies()) == (2, 2)
+
+    def test_an_arbiter_that_is_killed_changes_nothing(self, rig: Rig, programs: Programs) -> None:
+        client = join(programs, rig.make())
+        pieces = [client("make", PIECE, seed) for seed in range(2)]
+        client.leave(pieces[0])
+        mover, serving = rig.mover()["pid"], rig.arbiter.serving_pid()
+        os.kill(serving, signal.SIGKILL)
+        client.leave(pieces[1])
+        wait_until(lambda: rig.has_replaced({"arbiter": serving}))
+        assert (rig.mover()["pid"], rig.copies()) == (mover, 2)
+        client.return_(*pieces)
+        assert all(client("is_filled", piece, seed) for seed, piece in enumerate(pieces))
+        client.kill()
+        wait_until(lambda: rig.copies() == 0)
+
+    @pytest.mark.parametrize("victims", [["parent"], ["parent", "arbiter"], ["guard", "arbiter"]])
+    def test_copies_outlive_all_but_one_process(
+        self, background_rig: Rig, programs: Programs, victims: list[str]
+    ) -> None:
+        rig = background_rig
+        directory = rig.make()
+        client = join(programs, directory)
+        pieces = [client("make", PIECE, seed) for seed in range(3)]
+        client.leave(*pieces)
+        pids = rig.arbiter.pids()
+        for name in victims:
+            os.kill(pids[name], signal.SIGKILL)
+        wait_until(lambda: rig.has_replaced({name: pids[name] for name in victims}))
+        assert rig.copies() == len(pieces)
+        assert client("mover", str(directory)) == ""
+        client.return_(*pieces)
+        assert all(client("is_filled", piece, seed) for seed, piece in enumerate(pieces))
+
+    def test_copies_of_a_program_that_dies_with_the_arbiter(
+        self, rig: Rig, programs: Programs
+    ) -> None:
+        client = join(programs, rig.make())
+        client.leave(client("make", PIECE, 1))
+        serving = rig.arbiter.serving_pid()
+        rig.arbiter.pause_parent()
+        os.kill(serving, signal.SIGKILL)
+        client.kill()
+        rig.arbiter.resume_parent()
+        wait_until(lambda: rig.has_replaced({"arbiter": serving}))
+        wait_until(lambda: rig.copies() == 0)
+
+    def test_the_mover_ends_with_the_arbiter(self, rig: Rig) -> None:
+        rig.make()
+        wait_until(lambda: rig.mover()["pid"])
+        pid = rig.mover()["pid"]
+        rig.arbiter.end()
+        assert not Path(f"/proc/{pid}").exists()
+
+    def test_a_mover_that_always_dies_is_given_up_for_a_while(
+        self, rig: Rig, programs: Programs
+    ) -> None:
+        directory = rig.make()
+        client = programs()
+        client("join", str(directory))
+        kills = 0
+        while not (why := client("mover", str(directory))):
+            wait_until(lambda: rig.mover()["pid"] or rig.mover()["starts"] == TOO_OFTEN)
+            if pid := rig.mover()["pid"]:
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda: rig.mover()["pid"] != pid)
+                kills += 1
+        assert "died too often" in why
+        assert kills == TOO_OFTEN
+        assert client("answer") is None  # nobody waits for it for ever
+
+
+class TestCapacity:
+    def test_what_the_mover_takes_counts_as_granted(self, rig: Rig) -> None:
+        (before,) = rig.arbiter.status()["gpus"]
+        rig.make(memory=GIB)
+        (after,) = rig.arbiter.status()["gpus"]
+        taken = after["mover"]["bytes"]
+        assert 500 * MIB < taken < 600 * MIB
+        assert after["granted_bytes"] == GIB + taken
+        wait_until(lambda: rig.arbiter.status()["gpus"][0]["used_bytes"] > CONTEXT)
+        assert rig.mover()["bytes"] == CONTEXT
+        assert rig.arbiter.status()["gpus"][0]["strangers"] == []
+        free = before["memory_bytes"] - GIB - rig.mover()["bytes"]
+        line = f"make name=b slice={rig.gpu},memory={free + MIB}"
+        assert rig.arbiter.ask(line)["code"] == "no-capacity"
+        assert "name" in rig.arbiter.ask(f"make name=b slice={rig.gpu},memory={free}")
+
+    def test_a_swappable_grant_must_leave_room_for_the_mover(self, rig: Rig) -> None:
+        (gpu,) = rig.arbiter.status()["gpus"]
+        line = f"make name=a kept=1 slice={rig.gpu},memory={gpu['memory_bytes']}"
+        assert rig.arbiter.ask(f"{line} swap=1")["code"] == "no-capacity"
+        assert "name" in rig.arbiter.ask(line)
+
+    def test_the_mover_ends_when_no_grant_needs_it(self, rig: Rig) -> None:
+        rig.make()
+        wait_until(lambda: rig.mover()["pid"])
+        wait_until(lambda: rig.mover()["host_bytes"] == SLICE)
+        rig.arbiter.ask("end name=a")
+        wait_until(lambda: not rig.mover()["pid"])
+        assert rig.mover()["host_bytes"] == 0
+        assert rig.arbiter.granted() == [0]
+        rig.make("b")
+        wait_until(lambda: rig.mover()["pid"])
+
+    def test_the_arena_has_the_size_of_the_swappable_slices(self, rig: Rig) -> None:
+        rig.make("a", SLICE)
+        rig.make("b", 64 * MIB)
+        rig.make("c", GIB, swap=False)
+        wait_until(lambda: rig.mover()["ready_bytes"] == SLICE + 64 * MIB)
+        rig.arbiter.ask("end name=a")
+        wait_until(lambda: rig.mover()["host_bytes"] == 64 * MIB)
