@@ -63,6 +63,15 @@ async def test_workers_ask_for_the_strength_that_their_template_names() -> None:
 
 
 @scenario
+async def test_a_job_grows_to_the_gpus_that_its_template_names() -> None:
+    notes = {"metadata": {"annotations": {"aliquot.io/gpu": "GPU-n1-0,GPU-n1-1"}}}
+    cluster = await started(most=4, template={**TEMPLATE, **notes})
+    await cluster.go(60)
+    assert len(cluster.running()) == 2
+    assert len(cluster.free()) == 2
+
+
+@scenario
 async def test_a_job_succeeds_with_all_workers_and_keeps_its_pods_for_logs() -> None:
     cluster = await started(least=2)
     cluster.exit("train-1", 0)

@@ -318,6 +318,25 @@ def test_a_saved_grant_that_was_never_answered_can_be_replaced(tmp_path: Path) -
     asyncio.run(go())
 
 
+def test_a_pod_without_a_plan_gets_only_gpus_that_it_may_use(tmp_path: Path) -> None:
+    """The scheduler did not choose: it was created with its node."""
+
+    async def go() -> None:
+        kubelet = Kubelet(0)
+        node = Node(tmp_path, kubelet)
+        last = list(node.saved.allocations.gpus)[-1]
+        pod = make_pod("a", memory=6, annotations={"aliquot.io/gpu": last})
+        other = make_pod("b", memory=7, annotations={"aliquot.io/not-gpu": last})
+        for one in (pod, other):
+            node.pods.observe(None, one)
+            assert await kubelet.admit(node, one)
+        mine, its = node.saved.allocations.grants.values()
+        assert [part.gpu for part in mine.allocated] == [last]
+        assert last not in {part.gpu for part in its.allocated}
+
+    asyncio.run(go())
+
+
 def test_a_call_waits_a_second_for_its_pod(tmp_path: Path) -> None:
     async def go() -> None:
         kubelet = Kubelet(0)
