@@ -19,6 +19,12 @@ bool gates_have_captures(void)
 	return all && atomic_load(&all->captures) > 0;
 }
 
+static bool is_usable(const struct gate_context *context)
+{
+	uint32_t state = atomic_load(&context->state);
+	return state == GATE_CONTEXT_GATED || state == GATE_CONTEXT_PLAIN;
+}
+
 static void synchronize(struct gate_context *context)
 {
 	bool pushed;
@@ -36,11 +42,26 @@ void gates_drain(void)
 		return;
 	EACH_CONTEXT (context, all) {
 		atomic_store(&all->draining, context);
-		uint32_t state = atomic_load(&context->state);
-		if (state == GATE_CONTEXT_GATED || state == GATE_CONTEXT_PLAIN)
+		if (is_usable(context))
 			synchronize(context);
 		atomic_store(&all->draining, NULL);
 	}
+}
+
+void gates_borrow_context(void)
+{
+	struct gates *all = gates_here();
+	if (!all)
+		return;
+	EACH_CONTEXT (context, all)
+		if (is_usable(context) &&
+		    REAL(cuCtxSetCurrent)(atomic_load(&context->handle)) == CUDA_SUCCESS)
+			return;
+}
+
+void gates_return_context(void)
+{
+	REAL(cuCtxSetCurrent)(NULL);
 }
 
 void gate_wait_undrained(struct gates *all, const struct gate_context *context)

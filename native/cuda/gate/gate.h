@@ -149,6 +149,10 @@ bool gates_have_captures(void);
 /* Wait until the GPU has done all work of this process. Precondition: no stream captures, and the program
  * does not begin a capture; the calling thread is in the relaxed capture mode. */
 void gates_drain(void);
+/* Make one of the process's contexts current for the calling thread, if there is one; gates_return_context must
+ * follow. Precondition: the program destroys no context meanwhile. */
+void gates_borrow_context(void);
+void gates_return_context(void);
 
 /* --- contexts (lifecycle.c) ------------------------------------------------------------------- */
 

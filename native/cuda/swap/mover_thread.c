@@ -94,8 +94,10 @@ static bool close_barrier(void)
 			continue;
 		gates_drain();
 		is_closed = residence_close(entered);
-		if (is_closed)
+		if (is_closed) {
+			gates_borrow_context();
 			return true;
+		}
 	}
 	residence_open();
 	return false;
@@ -111,6 +113,7 @@ static bool come_back(void)
 			pause_ns(AGAIN_NS);
 	}
 	if (is_closed && failure == CARRY_DONE && carry_away_bytes() == 0) {
+		gates_return_context();
 		residence_open();
 		is_closed = false;
 		show(CARRY_DONE);

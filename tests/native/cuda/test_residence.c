@@ -113,6 +113,20 @@ ssize_t recv(int fd, void *bytes, size_t size, int flags)
 	return received;
 }
 
+/* The program's context is current for the thread while memory is away, and no longer. */
+static bool has_context;
+
+void gates_borrow_context(void)
+{
+	has_context = true;
+}
+
+void gates_return_context(void)
+{
+	CHECK(has_context);
+	has_context = false;
+}
+
 bool swappable_is_on(void)
 {
 	return limits.slices[0].swap == 1;
@@ -143,7 +157,7 @@ CUresult swappable_export(CUdeviceptr address, int *descriptor)
 CUresult swappable_take_away(CUdeviceptr address)
 {
 	unsigned i = index_of(address);
-	CHECK(is_here[i] && has_copy[i]);
+	CHECK(has_context && is_here[i] && has_copy[i]);
 	is_here[i] = false;
 	memset(&pieces[i], 0xee, sizeof(pieces[i]));
 	return CUDA_SUCCESS;
@@ -159,7 +173,7 @@ static bool take_one(_Atomic unsigned *count)
 
 CUresult swappable_bring_back(CUdeviceptr address, int *descriptor)
 {
-	CHECK(!is_here[index_of(address)]);
+	CHECK(has_context && !is_here[index_of(address)]);
 	if (take_one(&full_to_come))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	is_here[index_of(address)] = true;
