@@ -84,9 +84,15 @@ def test_a_pod_like_the_last_one_is_computed_ahead(monkeypatch: pytest.MonkeyPat
     assert answers(ahead=True) == (answers(ahead=False)[0], 0)
 
 
-def test_a_pod_that_has_changed_is_read_again() -> None:
+@pytest.mark.parametrize("versions", [("1", "2"), ("", "")])
+def test_a_pod_that_has_changed_is_read_again(versions: tuple[str, str]) -> None:
     of = planner(make_node("n1"))
-    before, now = make_pod("a", gpu=1), make_pod("a", gpu=2)
+    before, now = (
+        msgspec.structs.replace(
+            pod, metadata=msgspec.structs.replace(pod.metadata, resource_version=version)
+        )
+        for pod, version in zip((make_pod("a", gpu=1), make_pod("a", gpu=2)), versions, strict=True)
+    )
     assert before.metadata.uid == now.metadata.uid
     assert [of.requests(one)[0].gpus for one in (before, before, now)] == [1, 1, 2]
 

@@ -80,21 +80,21 @@ class Planner:
         self.cluster = cluster
         self._presets = presets
         self._offer = offer
-        self._asked: dict[str, tuple[Pod, tuple[ContainerRequest, ...]]] = {}  # by UID
+        self._asked: dict[str, tuple[str, tuple[ContainerRequest, ...]]] = {}  # by UID: as of when
         self._last: tuple[ContainerRequest, ...] = ()
 
     def requests(self, pod: Pod) -> tuple[ContainerRequest, ...]:
         """What a pod asks for; InvalidRequestError if that or its duration is invalid."""
-        uid = pod.metadata.uid
+        uid, version = pod.metadata.uid, pod.metadata.resource_version
         known = self._asked.get(uid)
-        if known is not None and known[0] is pod:
+        if version and known is not None and known[0] == version:
             return known[1]
         found = requests_of(pod, self._presets)
         if found:
             check_duration(pod)
         if len(self._asked) >= REMEMBERED:
             self._asked.clear()
-        self._asked[uid] = pod, found
+        self._asked[uid] = version, found
         return found
 
     def names_resources(self, pod: Pod) -> bool:
