@@ -40,6 +40,8 @@ static _Atomic unsigned requests, die_every, refusals_to_come, full_to_come;
 static _Atomic int movers_missing, captures;
 static _Atomic bool drain_hangs, is_managed;
 static _Atomic unsigned drains;
+static uint64_t calls_before_drain;
+static uint64_t all_calls(void);
 
 static struct aliquot_limits limits = {.slice_count = 1, .slices = {{.swap = 1}}};
 static struct aliquot_work_slice work;
@@ -92,6 +94,7 @@ static void moment(void)
 
 void gates_drain(void)
 {
+	calls_before_drain = all_calls();
 	drains++;
 	while (drain_hangs)
 		moment();
@@ -158,6 +161,7 @@ CUresult swappable_take_away(CUdeviceptr address)
 {
 	unsigned i = index_of(address);
 	CHECK(has_context && is_here[i] && has_copy[i]);
+	CHECK(all_calls() == calls_before_drain); /* nothing was begun since the GPU was waited for */
 	is_here[i] = false;
 	memset(&pieces[i], 0xee, sizeof(pieces[i]));
 	return CUDA_SUCCESS;
@@ -441,6 +445,25 @@ static void test_calls_pass_again_though_the_gpu_never_gets_done(void)
 	wait_for(word);
 }
 
+static void test_work_begun_while_the_gpu_was_waited_for_is_waited_for_too(void)
+{
+	unsigned before = drains;
+	drain_hangs = true;
+	ask(true);
+	while (drains == before)
+		moment();
+	ask(false);
+	wait_for_calls(100);
+	uint32_t word = ask(true);
+	do
+		moment();
+	while (!residence_is_empty(&(uint64_t){0}));
+	drain_hangs = false;
+	wait_for(word);
+	CHECK(work.away_bytes == sizeof(pieces));
+	wait_for(ask(false));
+}
+
 static void test_managed_memory_does_not_leave(void)
 {
 	is_managed = true;
@@ -484,6 +507,7 @@ int main(void)
 	test_a_move_out_without_a_mover_fails();
 	test_a_program_that_captures_goes_on_until_it_does_not();
 	test_calls_pass_again_though_the_gpu_never_gets_done();
+	test_work_begun_while_the_gpu_was_waited_for_is_waited_for_too();
 	test_managed_memory_does_not_leave();
 	test_a_forked_child_has_no_barrier();
 	over = true;
