@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,10 +23,12 @@ from aliquot.slices import control
 from support import wait_until
 
 if TYPE_CHECKING:
+    from aliquot.slices.control import SharedGpu
     from pool.conftest import PoolUp
 
 pytestmark = pytest.mark.timeout(300)
 
+PATTERN = Path(__file__).with_name("keeps_a_pattern.py")
 ALIVE = ObservedWorker(WorkerPhase.ALIVE)
 
 
@@ -65,8 +70,8 @@ def test_a_job_whose_memory_cannot_leave_runs_on_and_says_why() -> None:
     assert (state.phase, state.desired, state.stopping) == (JobPhase.RUNNING, Desired.RUN, None)
 
 
-DEAF = """
-import ctypes, mmap, time
+MANAGED = """
+import ctypes, time
 cuda, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()
 cuda.cuInit(0)
 cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
@@ -78,8 +83,113 @@ time.sleep(1000)
 """
 
 
+def keeps_a_pattern(pool: PoolUp, name: str, end: Path, *options: str) -> None:
+    """Submit a job that has most of GPU 0 and uses some of it."""
+    command = (sys.executable, str(PATTERN), str(100 << 20), str(end))
+    pool.submit("--name", name, "--gpu", "0", "--memory", "60GiB", *options, "--", *command)
+
+
+def compares(pool: PoolUp, name: str) -> None:
+    """Wait until the program has found its memory unchanged again."""
+    before = len(pool.log(name).splitlines())
+    wait_until(lambda: len(pool.log(name).splitlines()) > before + 2, 60)
+    assert set(pool.log(name).splitlines()) == {"same"}
+
+
+def first_gpu(pool: PoolUp) -> SharedGpu:
+    return control.status(pool.state).gpus[0]
+
+
+class TestMoved:
+    def test_others_use_the_gpu_meanwhile_and_every_byte_comes_back(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
+        compares(pool, "one")
+        before = first_gpu(pool).gpu.used_bytes
+        pool.ask("suspend", "one")
+        pool.wait_for("one", "Suspended")
+        (grant,) = control.status(pool.state).grants
+        assert grant.state is GrantState.PARKED
+        assert grant.away_bytes > 100 << 20
+        left = first_gpu(pool)
+        assert left.gpu.used_bytes <= before - (100 << 20)
+        assert 0 < left.granted_bytes == grant.staying_bytes <= left.gpu.used_bytes
+        said = len(pool.log("one"))
+        keeps_a_pattern(pool, "two", tmp_path / "two")
+        compares(pool, "two")
+        pool.ask("resume", "one")
+        wait_until(lambda: "not free" in str(pool.job("one")["waiting"]))
+        assert len(pool.log("one")) == said  # it waits inside a call
+        (tmp_path / "two").touch()
+        pool.wait_for("one", "Running")
+        wait_until(lambda: control.status(pool.state).grants[0].state is GrantState.ACTIVE)
+        assert control.status(pool.state).grants[0].away_bytes == 0
+        compares(pool, "one")
+        (tmp_path / "end").touch()
+        for name in ("one", "two"):
+            pool.wait_for(name, "Succeeded")
+        pool.leaves_nothing()
+
+    def test_it_moves_again_and_again(self, pool: PoolUp, tmp_path: Path) -> None:
+        keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
+        for _ in range(5):
+            compares(pool, "one")
+            pool.ask("suspend", "one")
+            pool.wait_for("one", "Suspended")
+            pool.ask("resume", "one")
+            pool.wait_for("one", "Running")
+        compares(pool, "one")
+        (tmp_path / "end").touch()
+        pool.wait_for("one", "Succeeded")
+        pool.leaves_nothing()
+
+    def test_the_next_pool_continues_what_a_killed_one_began(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
+        compares(pool, "one")
+        pool.ask("suspend", "one")
+        pool.kill()
+        pool.up()
+        pool.wait_for("one", "Suspended")
+        pool.ask("resume", "one")
+        pool.kill()
+        pool.up()
+        pool.wait_for("one", "Running")
+        compares(pool, "one")
+        (tmp_path / "end").touch()
+        pool.wait_for("one", "Succeeded")
+        pool.leaves_nothing()
+
+    def test_a_suspended_one_is_cancelled(self, pool: PoolUp, tmp_path: Path) -> None:
+        keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
+        compares(pool, "one")
+        pool.ask("suspend", "one")
+        pool.wait_for("one", "Suspended")
+        pool.ask("cancel", "one")
+        pool.wait_for("one", "Cancelled")
+        pool.leaves_nothing()
+        wait_until(lambda: first_gpu(pool).granted_bytes == 0)
+
+
+def test_a_stopped_program_is_not_suspended_and_runs_on(pool: PoolUp, tmp_path: Path) -> None:
+    keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
+    compares(pool, "one")
+    (process,) = control.status(pool.state).grants[0].processes
+    os.kill(process.pid, signal.SIGSTOP)
+    pool.ask("suspend", "one")
+    wait_until(lambda: "not suspended: process" in str(pool.job("one")["events"]), 60)
+    os.kill(process.pid, signal.SIGCONT)
+    pool.wait_for("one", "Running")
+    compares(pool, "one")
+    (tmp_path / "end").touch()
+    pool.wait_for("one", "Succeeded")
+    pool.leaves_nothing()
+
+
 def test_a_program_that_cannot_move_its_memory_runs_on(pool: PoolUp) -> None:
-    pool.submit("--name", "one", "--swap", "--", sys.executable, "-c", DEAF)
+    pool.submit("--name", "one", "--swap", "--", sys.executable, "-c", MANAGED)
     wait_until(lambda: "there" in pool.log("one"), 60)
     (grant,) = control.status(pool.state).grants
     assert grant.is_swappable
