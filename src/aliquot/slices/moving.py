@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from aliquot.model import Grant, Process
 
-PATIENCE_SECONDS = 10.0  # in which a process does something
+PATIENCE_SECONDS = 60.0  # without progress: the host may have to make room first
+STOPPED_SECONDS = 10.0  # the same for a process that a signal has stopped
 
 _POLL_SECONDS = 0.01
 
@@ -92,12 +93,13 @@ def _call_off(state: Path, name: str) -> None:
 def _await(state: Path, name: str, is_done: Callable[[Process], bool]) -> None:
     """Wait until that is so of every process; CannotFreezeError if one does nothing for long."""
     before: list[object] = []
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    since = time.monotonic()
     while left := [one for one in _live(find_grant(state, name)) if not is_done(one)]:
         if before != (before := [one.moved for one in left]):
-            deadline = time.monotonic() + PATIENCE_SECONDS
-        if time.monotonic() > deadline:
-            raise CannotFreezeError(_why_not_done(left[0]))
+            since = time.monotonic()
+        stopped = any(procfs.is_stopped(one.pid) for one in left)
+        if time.monotonic() - since > (STOPPED_SECONDS if stopped else PATIENCE_SECONDS):
+            raise CannotFreezeError(_why_not_done(left))
         time.sleep(_POLL_SECONDS)
 
 
@@ -120,9 +122,11 @@ def _has_returned(process: Process) -> bool:
     return process.moved is not None and process.moved.settled
 
 
-def _why_not_done(process: Process) -> str:
-    if procfs.is_stopped(process.pid):
-        return f"process {process.pid} is stopped, by a signal or a debugger"
+def _why_not_done(left: list[Process]) -> str:
+    stopped = [one for one in left if procfs.is_stopped(one.pid)]
+    if stopped:
+        return f"process {stopped[0].pid} is stopped, by a signal or a debugger"
+    process = left[0]
     moved = process.moved
     if moved is not None and moved.failed is not None:
         away = format_bytes(moved.away_bytes)
