@@ -301,7 +301,9 @@ def test_memory_of_a_slice_can_be_let_leave_the_gpu(cli: Cli, tenants: Tenants) 
     found = grants_of(cli)
     assert (found["moves"]["swap"], found["stays"]["swap"]) == (True, False)
     assert found["moves"]["residence"] == "gpu"
-    answer = cli("run", "--simulate", "h100:2", "--gpus", "2", "--swap", "--", "true")
+    answer = cli(
+        "run", "--simulate", "h100:2", "--gpus", "2", "--swap", "--memory", "1GiB", "--", "true"
+    )
     assert answer.returncode == 2
     assert "--swap is for one GPU, and 2 are asked for" in answer.stderr
 

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aliquot.model import GrantState, Request
+from aliquot.model import Amount, GrantState, Request, Residence
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Desired, Job, JobPhase, Sizes
 from aliquot.model.job_state import JobState, ObservedJob, ObservedWorker, WorkerPhase
 from aliquot.model.lifecycle import advance, set_desired, start
 from aliquot.model.owner import Owner
+from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
 from aliquot.slices import control
-from support import wait_until
+from support import GIB, make_grant, make_shared, wait_until
 
 if TYPE_CHECKING:
     from aliquot.slices.control import SharedGpu
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 PATTERN = Path(__file__).with_name("keeps_a_pattern.py")
+EIGHT = Amount(bytes=8 * GIB)
 ALIVE = ObservedWorker(WorkerPhase.ALIVE)
 
 
 class TestRequest:
     def test_a_job_keeps_it(self) -> None:
-        job = Job(3, "a", ("true",), Request(swap=True))
+        job = Job(3, "a", ("true",), Request(memory=EIGHT, swap=True))
         one = Submission(Owner(1000, 1000, "alice"), job, "/bin/true", "/")
         assert decode_submission(json.loads(json.dumps(encode_submission(one))), one.owner) == one
         forged = encode_submission(one)
@@ -49,11 +51,23 @@ class TestRequest:
 
     def test_it_is_for_one_gpu(self) -> None:
         with pytest.raises(InvalidValueError, match="--swap is for one GPU, and 2 are asked for"):
-            Request(gpus=2, swap=True)
+            Request(gpus=2, memory=EIGHT, swap=True)
+
+    def test_a_whole_gpu_has_no_room_for_it(self) -> None:
+        with pytest.raises(InvalidValueError, match="--swap needs --memory"):
+            Request(swap=True)
+
+    def test_the_first_on_a_gpu_needs_room_for_the_process_that_copies(self) -> None:
+        swap = Request(memory=EIGHT, swap=True)
+        gpu = replace(make_shared(0, memory=8 * GIB + GIB // 2), context_bytes=GIB)
+        assert not MachinePlan((gpu,), ()).holds(swap, 1)
+        assert MachinePlan((gpu,), ()).holds(replace(swap, swap=False), 1)
+        there = replace(make_grant("a", gpu0=0), residence=Residence.GPU)
+        assert MachinePlan((gpu,), (there,)).holds(swap, 1)
 
 
 def test_a_job_whose_memory_cannot_leave_runs_on_and_says_why() -> None:
-    job = Job(1, "a", ("true",), Request(swap=True), Sizes((1,)))
+    job = Job(1, "a", ("true",), Request(memory=EIGHT, swap=True), Sizes((1,)))
     state = start(job, JobState(), 0, 1, 0.0)
 
     def follow(state: JobState, worker: ObservedWorker) -> JobState:
@@ -190,7 +204,7 @@ def test_a_stopped_program_is_not_suspended_and_runs_on(pool: PoolUp, tmp_path: 
 
 
 def test_a_program_that_cannot_move_its_memory_runs_on(pool: PoolUp) -> None:
-    pool.submit("--name", "one", "--swap", "--", sys.executable, "-c", MANAGED)
+    pool.submit("--name", "one", "--memory", "8GiB", "--swap", "--", sys.executable, "-c", MANAGED)
     wait_until(lambda: "there" in pool.log("one"), 60)
     (grant,) = control.status(pool.state).grants
     assert grant.is_swappable

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from aliquot.model import (
+    Amount,
     ComputeUse,
     Gates,
     GrantState,
@@ -230,7 +231,7 @@ def test_grants_of_an_older_arbiter_are_not_swappable(play: Play, short_tmp: Pat
     assert (status.grants[0].is_swappable, status.grants[0].processes[0].moved) == (False, None)
     control.check_swap(status, Request())
     with pytest.raises(UnsupportedError, match="does not know --swap"):
-        control.check_swap(status, Request(swap=True))
+        control.check_swap(status, Request(memory=Amount(bytes=GIB), swap=True))
 
 
 def test_a_status_has_states_and_ties(play: Play, short_tmp: Path) -> None:

@@ -72,6 +72,11 @@ class Request:
                 f"--swap is for one GPU, and {self.gpus} are asked for",
                 "Leave out --swap, or ask for one GPU; a job may have several workers of one each.",
             )
+        if self.swap and self.is_whole:
+            raise InvalidValueError(
+                "--swap needs --memory: a whole GPU has no room for what copies its memory",
+                "Ask for at least 1 GiB less than the GPU has.",
+            )
 
     @property
     def amount(self) -> Amount | None:

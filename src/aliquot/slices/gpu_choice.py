@@ -239,7 +239,7 @@ def _lack(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str | No
     """What a GPU lacks for a request; None if it fits."""
     if lasting := _lasting_lack(request, one):
         return lasting
-    if not _has_memory(request, one):
+    if not _has_memory(request, one, grants):
         users = describe_users(one, grants, with_compute=False)
         if request.is_whole:
             return f"it is not whole{users}"
@@ -286,13 +286,20 @@ def _holds_context(request: Request, one: SharedGpu) -> bool:
 
 
 def _request_fits(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
-    return _has_memory(request, one) and _has_compute(request, one, grants)
+    return _has_memory(request, one, grants) and _has_compute(request, one, grants)
 
 
-def _has_memory(request: Request, one: SharedGpu) -> bool:
+def _has_memory(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
     if request.is_whole:  # a whole GPU is one of which no grant has a part
         return one.granted_bytes == 0
-    return request.bytes_on(one.gpu) <= free_bytes(one)
+    return request.bytes_on(one.gpu) + _mover_bytes(request, one, grants) <= free_bytes(one)
+
+
+def _mover_bytes(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> int:
+    """What the process that copies memory will take of a GPU without swappable grants."""
+    swappable = (grant for grant in grants if grant.is_swappable)
+    here = any(part.gpu_uuid == one.gpu.uuid for grant in swappable for part in grant.slices)
+    return context_bytes(one) if request.swap and not here else 0
 
 
 def _has_compute(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
@@ -389,7 +396,7 @@ def _unfit(request: Request, one: SharedGpu, grants: Sequence[Grant], *, with_co
 
 def _request_less(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> str:
     """The hint, by what is missing."""
-    short = [one for one in gpus if not _has_memory(request, one)]
+    short = [one for one in gpus if not _has_memory(request, one, grants)]
     options = ["--memory"] if short else []
     if not all(_has_compute(request, one, grants) for one in gpus):
         options.append("--compute (or leave it out for an equal part of what the others leave)")
