@@ -36,12 +36,20 @@ static bool is_fatal(CUresult result)
 	}
 }
 
+/* Whether an unused stream reports an error too: then it was no fault of one program's request. The driver
+ * answers CUDA_ERROR_UNKNOWN to descriptors that are no memory (seen on an H200). */
+static bool is_context_lost(struct gpu *gpu)
+{
+	CUresult result = gpu->calls.query_stream(gpu->unused);
+	return result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
+}
+
 static bool succeeds(struct gpu *gpu, CUresult result, const char *call, struct fault *fault)
 {
 	const char *name = NULL;
 	if (result == CUDA_SUCCESS)
 		return true;
-	if (gpu->context && is_fatal(result))
+	if (gpu->context && is_fatal(result) && is_context_lost(gpu))
 		atomic_store(&gpu->lost, true);
 	if (!gpu->calls.error_name || gpu->calls.error_name(result, &name) || !name)
 		name = "unknown error";
@@ -62,6 +70,7 @@ static bool load(struct gpu *gpu, struct fault *fault)
 		{"cuDeviceGet", &gpu->calls.device},
 		{"cuDeviceGetUuid", &gpu->calls.uuid},
 		{"cuCtxCreate_v2", &gpu->calls.make_context},
+		{"cuCtxDestroy_v2", &gpu->calls.end_context},
 		{"cuCtxSetCurrent", &gpu->calls.set_context},
 		{"cuGetErrorName", &gpu->calls.error_name},
 		{"cuMemHostRegister_v2", &gpu->calls.register_host},
@@ -76,6 +85,7 @@ static bool load(struct gpu *gpu, struct fault *fault)
 		{"cuStreamCreate", &gpu->calls.make_stream},
 		{"cuStreamDestroy_v2", &gpu->calls.end_stream},
 		{"cuStreamSynchronize", &gpu->calls.wait_stream},
+		{"cuStreamQuery", &gpu->calls.query_stream},
 		{"cuEventCreate", &gpu->calls.make_event},
 		{"cuEventDestroy_v2", &gpu->calls.end_event},
 		{"cuEventRecord", &gpu->calls.record},
@@ -118,6 +128,11 @@ static bool open_context(struct gpu *gpu, struct fault *fault)
 	    !succeeds(gpu, gpu->calls.make_context(&context, CU_CTX_SCHED_BLOCKING_SYNC, gpu->device),
 	              "cuCtxCreate", fault))
 		return false;
+	if (!succeeds(gpu, gpu->calls.make_stream(&gpu->unused, CU_STREAM_NON_BLOCKING),
+	              "cuStreamCreate", fault)) {
+		gpu->calls.end_context(context);
+		return false;
+	}
 	gpu->context = context;
 	return true;
 }

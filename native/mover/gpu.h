@@ -24,6 +24,7 @@ struct gpu_calls {
 	CUresult (*device)(CUdevice *device, int index);
 	CUresult (*uuid)(CUuuid *uuid, CUdevice device);
 	CUresult (*make_context)(CUcontext *context, unsigned flags, CUdevice device);
+	CUresult (*end_context)(CUcontext context);
 	CUresult (*set_context)(CUcontext context);
 	CUresult (*error_name)(CUresult result, const char **name);
 	CUresult (*register_host)(void *at, size_t bytes, unsigned flags);
@@ -42,6 +43,7 @@ struct gpu_calls {
 	CUresult (*make_stream)(CUstream *stream, unsigned flags);
 	CUresult (*end_stream)(CUstream stream);
 	CUresult (*wait_stream)(CUstream stream);
+	CUresult (*query_stream)(CUstream stream);
 	CUresult (*make_event)(CUevent *event, unsigned flags);
 	CUresult (*end_event)(CUevent event);
 	CUresult (*record)(CUevent event, CUstream stream);
@@ -59,6 +61,7 @@ struct gpu {
 	struct fault fault;
 	CUcontext context; /* NULL: none */
 	atomic_bool lost;  /* the context is of no use any more */
+	CUstream unused;   /* nothing is ever queued here */
 	CUdevice device;
 	struct gpu_calls calls;
 };
