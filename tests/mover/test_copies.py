@@ -173,6 +173,7 @@ class TestDeaths:
         self, mover: Mover, clients: Clients
     ) -> None:
         watcher = clients()
+        assert watcher("ask", wire.FORGET, 0) == [wire.DONE, 0, 0, ""]  # the mover has accepted it
         free, descriptors = watcher("free"), mover.descriptors()
         for kills in range(4):
             client = clients()
@@ -184,7 +185,7 @@ class TestDeaths:
         wait_until(lambda: mover.totals().connections == 1)
         await_extents(mover, 0)
         wait_until(lambda: watcher("free") == free)
-        assert mover.descriptors() == descriptors
+        wait_until(lambda: mover.descriptors() == descriptors)
 
     def test_a_program_that_execs_loses_its_copies(self, mover: Mover, clients: Clients) -> None:
         client = clients()
