@@ -19,23 +19,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from cases import Case, Context, run_benchmark
-from overhead import pairs_case
-from programs import Share, Spec
+from overhead import compare_case
+from programs import PLAIN, Share, Spec
 from witness import LEAD_SECONDS, SOON_SECONDS, TAIL_SECONDS, Seen, together
 
 from aliquot.model import Policy
 
 AROUND = LEAD_SECONDS + TAIL_SECONDS + SOON_SECONDS
 
-FRAMEWORKS = {
-    "PyTorch, mm": Spec("mm"),
-    "PyTorch, train": Spec("train"),
-    "PyTorch, decode": Spec("decode"),
-    "JAX, mm": Spec("mm", framework="jax"),
-    "CuPy, mm": Spec("mm", framework="cupy"),
-}
+FRAMEWORKS = (
+    Spec("mm"),
+    Spec("train"),
+    Spec("decode"),
+    Spec("mm", framework="jax"),
+    Spec("mm", framework="cupy"),
+)
 PAIRS, QUICK_PAIRS = 20, 6
 
 SLICES = (1, 2, 3, 4, 5, 8)
@@ -75,8 +76,7 @@ def all_cases(quick: bool) -> list[Case]:  # noqa: FBT001 - a callback's form
 def overhead_cases(*, quick: bool) -> list[Case]:
     pairs = QUICK_PAIRS if quick else PAIRS
     return [
-        pairs_case(f"overhead: {name}", "overhead", spec, pairs)
-        for name, spec in FRAMEWORKS.items()
+        compare_case("overhead", spec, replace(spec, where=PLAIN), pairs) for spec in FRAMEWORKS
     ]
 
 

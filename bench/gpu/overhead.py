@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from dataclasses import replace
+from functools import partial
 
 from cases import Case, Context
-from programs import GRANT, PATIENCE_SECONDS, PLAIN, Spec, Stage
+from programs import PATIENCE_SECONDS, PLAIN, Spec, Stage
 
 WORKLOADS = ("mm", "train", "decode", "tiny", "four")
 PAIRS, QUICK_PAIRS = 24, 6
@@ -29,7 +31,7 @@ def cases(*, quick: bool) -> list[Case]:
 
     def case(workload: str) -> Case:
         spec = Spec(workload)
-        return pairs_case(f"overhead: {workload}", "overhead", spec, pairs)
+        return compare_case("overhead", spec, replace(spec, where=PLAIN), pairs)
 
     quiet = Case(
         "arbiter: nobody contends",
@@ -41,36 +43,39 @@ def cases(*, quick: bool) -> list[Case]:
     return [*map(case, WORKLOADS), quiet]
 
 
-def pairs_case(name: str, group: str, spec: Spec, pairs: int) -> Case:
-    plain = Spec(spec.workload, spec.number, PLAIN, spec.framework)
+def compare_case(
+    group: str, spec: Spec, other: Spec, pairs: int, most: float = MOST_PERCENT
+) -> Case:
+    """How much slower `spec` is than `other`, in percent: at most `most`."""
+    name = f"{group}: {spec.kind}"
     length = 2 * pairs * (PIECE_SECONDS + BETWEEN_SECONDS)
-    return Case(
-        name, group, length, (spec, plain), lambda context: measure(context, spec, plain, pairs)
-    )
+    run = partial(measure, measured=spec, other=other, pairs=pairs, most=most)
+    return Case(name, group, length, (spec, other), run)
 
 
-def measure(context: Context, granted: Spec, plain: Spec, pairs: int) -> None:
+def measure(context: Context, measured: Spec, other: Spec, pairs: int, most: float) -> None:
     context.stage.set_shares({})
-    rates: dict[str, list[float]] = {GRANT: [], PLAIN: []}
+    rates: dict[str, list[float]] = {measured.where: [], other.where: []}
     for number in range(pairs + 1):
-        both = (granted, plain) if number % 2 == 0 else (plain, granted)
+        both = (measured, other) if number % 2 == 0 else (other, measured)
         pair = {spec.where: piece(context.stage, spec) for spec in both}
         if number:  # the first one warms up
             for where, rate in pair.items():
                 rates[where].append(rate)
-    ratios = [a / b for a, b in zip(rates[GRANT], rates[PLAIN], strict=True)]
+    ratios = [a / b for a, b in zip(rates[measured.where], rates[other.where], strict=True)]
     quarters = statistics.quantiles(ratios, n=4)
     percent = 100 * (1 - statistics.median(ratios))
     context.found = {
-        "workload": granted.workload,
-        "framework": granted.framework,
-        "version": context.stage[granted].version,
+        "workload": measured.workload,
+        "framework": measured.framework,
+        "version": context.stage[measured].version,
         "rates": rates,
         "ratios": ratios,
         "overhead_percent": percent,
         "middle_half_percent": [100 * (1 - quarters[2]), 100 * (1 - quarters[0])],
     }
-    context.at_most("slower in a grant, median", percent, MOST_PERCENT, "%")
+    words = f"slower in {measured.where} than in {other.where}, median"
+    context.at_most(words, percent, most, "%")
 
 
 def piece(stage: Stage, spec: Spec) -> float:

@@ -1,9 +1,10 @@
 """The programs of a benchmark, where they run, and what they are told.
 
-A program is started once per benchmark: in a grant of its own (`aliquot run`), on the GPU as it
-is, or as a client of MPS. Shares are changed between cases on the running grants, as `aliquot
-resize` does. The grants are of an arbiter of this benchmark's own; the MPS daemon is its own too,
-in a private folder. When the stage closes, all that it started has ended.
+A program is started once per benchmark: in a grant of its own (`aliquot run`, with or without
+`--swap`), on the GPU as it is, or as a client of MPS. Shares are changed between cases on the
+running grants, as `aliquot resize` does. The grants are of an arbiter of this benchmark's own; the
+MPS daemon is its own too, in a private folder. When the stage closes, all that it started has
+ended.
 
 Every wait has a deadline, and what programs write to standard error goes to files.
 """
@@ -33,14 +34,21 @@ from aliquot.model.errors import AliquotError, ArbiterError
 from aliquot.slices import control
 
 HERE = Path(__file__).parent
-GRANT, PLAIN, MPS, MPS_LOW = "grant", "plain", "mps", "mps-low"
+GRANT, SWAP, PLAIN, MPS, MPS_LOW = "grant", "swap", "plain", "mps", "mps-low"
+IN_GRANTS = frozenset({GRANT, SWAP})
 START_SECONDS = 80.0
 STOP_SECONDS = 15.0
 PATIENCE_SECONDS = 30.0  # beyond what a command should take
 MPS_CONTROL = "nvidia-cuda-mps-control"
 
 # What each workload is given; contexts, modules and workspaces included.
-MEMORY = {"train": "20GiB", "forty": "5GiB", "memory": "5GiB", "decode": "4GiB"}
+MEMORY = {
+    "train": "20GiB",
+    "forty": "5GiB",
+    "memory": "5GiB",
+    "decode": "4GiB",
+    "gather": "66GiB",
+}
 ENOUGH = "3GiB"
 
 
@@ -212,10 +220,10 @@ class Stage:
         return self.tenants[spec]
 
     def _start(self, spec: Spec) -> None:
-        framework = "spin" if self.simulate else spec.framework
+        framework = "spin" if self.simulate and spec.framework != "allocate" else spec.framework
         command = [sys.executable, str(HERE / "worker.py"), framework, spec.workload]
         command += [str(spec.processes)] if spec.processes > 1 else []
-        if spec.where == GRANT:
+        if spec.where in IN_GRANTS:
             command = [*self._aliquot_run(spec), "--", *command]
         self.shares[spec] = Share()
         log = self.folder / f"{spec.name}.log"
@@ -225,6 +233,7 @@ class Stage:
         memory = MEMORY.get(spec.workload, ENOUGH)
         where = ["--simulate", self.simulate] if self.simulate else []
         command = [sys.executable, "-m", "aliquot", "run", *where]
+        command += ["--swap"] if spec.where == SWAP else []
         return [*command, "--name", spec.name, "--memory", memory]
 
     def _environment(self, spec: Spec) -> dict[str, str]:
@@ -237,7 +246,7 @@ class Stage:
             environment |= self._mps_environment()
         if spec.where == MPS_LOW:
             environment["CUDA_MPS_CLIENT_PRIORITY"] = "1"
-        if spec.where != GRANT and self.simulate:
+        if spec.where not in IN_GRANTS and self.simulate:
             driver = self.state.driver()
             slices.prepare(self.state)
             environment |= {**driver.variables, "LD_LIBRARY_PATH": str(driver.cuda.parent)}
@@ -284,7 +293,8 @@ class Stage:
 
         What is lowered goes first: at no time are more than 100 percent asked for.
         """
-        wanted = {spec: shares.get(spec, Share()) for spec in self.tenants if spec.where == GRANT}
+        granted = [spec for spec in self.tenants if spec.where in IN_GRANTS]
+        wanted = {spec: shares.get(spec, Share()) for spec in granted}
         changed = [spec for spec, share in wanted.items() if share != self.shares[spec]]
         for spec in sorted(changed, key=lambda s: wanted[s].compute - self.shares[s].compute):
             self.resize(spec, wanted[spec])

@@ -33,6 +33,7 @@ SHAPES = {
     "four": Shape(5, 180, streams=4),
     "forty": Shape(1, 180, streams=40),
     "memory": Shape(8, 450),
+    "gather": Shape(8, 450),
     "latency": Shape(1, 600),
 }
 

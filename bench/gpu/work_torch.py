@@ -8,6 +8,7 @@
     four      matrix products on 4 streams that fork and join by events
     forty     the same on 40
     memory    sums over 1 GiB, which memory alone bounds
+    gather    reads of rows of 64 bytes at random places in 64 GiB
     latency   one graph of a 12-layer transformer over 64 tokens, and a wait: an inference step
 
 A step ends with a wait for its own work, but for the training's.
@@ -159,6 +160,24 @@ class Memory(Work):
         return self.BATCH
 
 
+class Gather(Work):
+    """Addresses are translated anew for almost every row: the size of the GPU's pages shows."""
+
+    BATCH, ROWS, GIB = 8, 1 << 22, 64
+
+    def __init__(self) -> None:
+        rows = self.GIB << 30 >> 6
+        self.source = torch.zeros(rows, 16, device=DEVICE)
+        self.places = torch.randint(0, rows, (self.ROWS,), device=DEVICE)
+        self.found = torch.empty(self.ROWS, 16, device=DEVICE)
+
+    def step(self) -> int:
+        for _ in range(self.BATCH):
+            torch.index_select(self.source, 0, self.places, out=self.found)
+        torch.cuda.synchronize()
+        return self.BATCH
+
+
 class Decoder(nn.Module):
     """A transformer with its cache of keys and values, as many tokens long as it is wide."""
 
@@ -256,6 +275,7 @@ WORKLOADS: dict[str, Callable[[], Work]] = {
     "four": lambda: Streams(4, 5),
     "forty": lambda: Streams(40, 1),
     "memory": Memory,
+    "gather": Gather,
     "latency": Latency,
 }
 
