@@ -1,8 +1,9 @@
 """What a slice whose memory can leave the GPU costs while nothing moves (`aliquot run --swap`).
 
-    python bench/gpu/moving.py --out DIR [--only speed,allocation] [--budget SECONDS] [--quick]
+    python bench/gpu/moving.py --out DIR [--only speed,allocation] [--quick]
 
     speed        the same program in a slice with and without --swap, by turns (overhead.py)
+    gather       the same with reads at random places in 64 GiB, which fill the GPU
     allocation   cuMemAlloc and cuMemFree of 2 MiB and more, in both, by turns
 
 Writes DIR/moving.json after every case and prints each figure against its bar; exit code 0 if all
@@ -19,7 +20,7 @@ from cases import Case, run_benchmark
 from overhead import PAIRS, QUICK_PAIRS, compare_case
 from programs import SWAP, Spec
 
-WORKLOADS = ("train", "latency", "decode", "gather")
+WORKLOADS = ("train", "latency", "decode")
 SIZES = ("2", "20", "64", "256")  # MiB
 ALLOCATION_MOST_PERCENT = 10.0
 
@@ -36,7 +37,7 @@ def all_cases(quick: bool) -> list[Case]:  # noqa: FBT001 - a callback's form
         case("allocation", Spec(size, framework="allocate"), most=ALLOCATION_MOST_PERCENT)
         for size in SIZES
     ]
-    return [*speed, *allocation]
+    return [*speed, *allocation, case("gather", Spec("gather"))]
 
 
 if __name__ == "__main__":
