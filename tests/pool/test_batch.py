@@ -212,7 +212,7 @@ class TestLists:
 
 class TestRequests:
     def test_requests_that_change_nothing_say_so(self, pool: PoolUp) -> None:
-        pool.submit("--name", "runs", "--", *FOREVER)
+        pool.submit("--name", "runs", "--notice", "0", "--", *FOREVER)
         pool.wait_for("runs", "Running")
         again = pool.ask("resume", "runs")
         assert (again.returncode, again.stdout) == (0, "runs (1): not suspended: it is Running\n")
