@@ -94,7 +94,8 @@ struct grant {
 	char cgroup[CGROUP_PATH_SIZE];
 	bool cgroup_is_told, cgroup_was_visible, cgroup_is_shared;
 	uint64_t unjoined_bytes[ALIQUOT_MAX_GPUS];
-	char broken[160]; /* why it is broken; empty: it is not */
+	uint64_t most_charged; /* movers.h's: the most that its programs were charged at a time */
+	char broken[160];      /* why it is broken; empty: it is not */
 };
 
 /* That user's grant of that name, or NULL. */

@@ -3,6 +3,7 @@
 #include "aliquot/ledger.h"
 #include "context_sizes.h"
 #include "findings.h"
+#include "movers.h"
 #include "residence.h"
 #include "unjoined.h"
 
@@ -222,6 +223,7 @@ void measure_on_timer(struct timer *timer)
 	}
 	credit_wake(&arbiter->credit); /* a RING may have been lost */
 	findings_update(arbiter);
+	movers_update(arbiter);
 	measure_start(arbiter);
 }
 

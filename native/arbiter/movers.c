@@ -1,6 +1,7 @@
 #include "movers.h"
 
 #include "aliquot/arena.h"
+#include "aliquot/ledger.h"
 #include "log.h"
 #include "mover_processes.h"
 #include "processes.h"
@@ -14,6 +15,8 @@
 
 /* Of a context, where no program has shown it yet (seen on an H200). */
 #define CONTEXT_BYTES (UINT64_C(524) << 20)
+
+#define LEAST_WANTED (UINT64_C(1) << 20)
 
 #define NO_MOVER ALIQUOT_MOVERS
 
@@ -149,14 +152,26 @@ void movers_forget(const struct process *process)
 	}
 }
 
-/* The limits of the GPU's swappable slices. */
+/* The most that the programs of a swappable grant have had at a time: they will have it again. At least
+ * LEAST_WANTED: the grant needs a mover before its programs have anything. */
+static uint64_t wanted_by(struct grant *grant)
+{
+	uint64_t limit = atomic_load(&grant->limits->slices[0].limit_bytes);
+	uint64_t now = grant->usage ? ledger_total(&grant->usage->slices[0]) : 0;
+	if (now > limit) /* a tenant can write anything there */
+		now = limit;
+	if (now > grant->most_charged)
+		grant->most_charged = now;
+	return grant->most_charged > LEAST_WANTED ? grant->most_charged : LEAST_WANTED;
+}
+
+/* What the swappable grants of the GPU may move to the host; 0: there are none. */
 static uint64_t swappable_bytes(struct arbiter *arbiter, const struct gpu *gpu)
 {
 	uint64_t sum = 0;
-	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
-		for (uint32_t i = 0; residence_is_swappable(grant) && i < grant->slice_count; i++)
-			if (grant->gpus[i] == gpu)
-				sum += atomic_load(&grant->limits->slices[i].limit_bytes);
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (residence_is_swappable(grant) && grant->gpus[0] == gpu)
+			sum += wanted_by(grant);
 	return sum;
 }
 

@@ -2,7 +2,7 @@
  *
  * A GPU gets a mover when a swappable grant has a slice of it (mover_processes.h). The arbiter tells the
  * mover of each new connection whose it is, and of each program that has ended, and wants as much
- * memory of the host ahead of need as the swappable slices of the GPU have.
+ * memory of the host ahead of need as the programs of the GPU's swappable grants have had at most.
  *
  * A mover has a context on its GPU. What that takes counts as granted while there is a mover, or a
  * grant that will need one.
@@ -37,7 +37,8 @@ int movers_connect(const struct process *process, uint32_t slice, char why[stati
 /* The process or its program has ended: its copies are forgotten. */
 void movers_forget(const struct process *process);
 
-/* Grants have come, gone or changed their size: wants memory of the host for those that are swappable. */
+/* Grants have come or gone, or their programs have more than before: wants memory of the host for those
+ * that are swappable. */
 void movers_update(struct arbiter *arbiter);
 
 /* What the mover of the GPU takes of it, or will take; 0: it has none and needs none. */

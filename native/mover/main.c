@@ -21,7 +21,6 @@
 #include <unistd.h>
 
 #define LOOK_MS 2000 /* how often it looks for dead processes, while it has copies */
-#define BACKGROUND 19
 
 struct mover {
 	struct aliquot_arena *page;
@@ -45,7 +44,6 @@ static void *keep_warm(void *argument)
 {
 	struct mover *mover = argument;
 	struct fault fault;
-	setpriority(PRIO_PROCESS, (id_t)gettid(), BACKGROUND);
 	for (;;) {
 		uint64_t bytes, wanted;
 		pthread_mutex_lock(&mover->lock);

@@ -86,6 +86,10 @@ def pids_in(folder: Path) -> set[int]:
     return set(map(int, (folder / "cgroup.procs").read_text().split()))
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def pid_of(pool: PoolUp) -> int:
     assert pool.process is not None
     return pool.process.pid
@@ -311,8 +315,11 @@ class TestLimits:
         start_in(down_pool, limited.below("pool"))
         down_pool.up("--config", str(settings))
         worker = worker_cgroup(down_pool, limited, "one")
+        pool = limited.folder / "pool"
+        spawners = {one for one in pids_in(pool) if parent_of(one) == pid_of(down_pool)}
+        assert spawners
         down_pool.kill()
-        wait_until(lambda: pids_in(limited.folder / "pool") == set(down_pool.supervisors()))
+        wait_until(lambda: not spawners & pids_in(pool))
         assert limit_of(worker) == str(LIMIT)
         start_again(down_pool, "--config", str(settings))
         assert limit_of(worker) == str(LIMIT)

@@ -16,7 +16,7 @@ from aliquot.devices import CUDA
 from aliquot.model import GrantState, Residence
 from aliquot.slices import control
 from standin.conftest import MakeMachine
-from standin.machine import MIB, Grant, Machine
+from standin.machine import GIB, MIB, Grant, Machine
 from storm.test_storm import SANITIZERS, headers, sanitizer_of
 from support import wait_until
 
@@ -218,3 +218,22 @@ def test_managed_memory_keeps_a_program_on_the_gpu(machine: Machine, grant: Gran
     wait_until(lambda: machine.grant_status(grant)["processes"][0]["settled"])
     assert machine.grant_status(grant)["processes"][0]["move_failed"] == "unswappable"
     tenant.ok("alloc", 8 * MIB)
+
+
+def test_the_host_provides_what_programs_have_had_and_not_what_they_may_have(
+    machine: Machine,
+) -> None:
+    def wanted() -> int:
+        mover: dict[str, Any] = control.status(machine.state).answer["gpus"][0]["mover"]
+        return int(mover["wanted_bytes"])
+
+    grant = machine.grant(60 * GIB, swap=True)
+    assert wanted() <= MIB
+    tenant = machine.tenant(grant).start()
+    pointer = tenant.ok("alloc", 48 * MIB)
+    wait_until(lambda: 48 * MIB <= wanted() < GIB)
+    tenant.does("free", pointer)
+    before = wanted()
+    tenant.ok("alloc", 96 * MIB)
+    wait_until(lambda: 96 * MIB <= wanted() < GIB)
+    assert before >= 48 * MIB, "a program that freed memory may have it again soon"
