@@ -23,6 +23,7 @@ from support import wait_until
 SOURCE = Path(__file__).parent.parent / "native" / "cuda" / "moving.c"
 THREADS, ROUNDS = 4, 6
 SLICE = 704 * MIB  # with a context
+CU_LIMIT_MALLOC_HEAP_SIZE = 2
 
 
 @pytest.fixture(scope="session")
@@ -208,6 +209,37 @@ def test_a_program_can_exit_while_its_memory_is_away(machine: Machine, grant: Gr
     assert tenant.end() == ""
     assert tenant.process.returncode == 0
     wait_until(lambda: mover(machine)["copies"] == 0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("set_limit", CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB),
+        ("load_spin",),
+        ("create_stream",),
+    ],
+    ids=lambda call: call[0],
+)
+def test_a_program_whose_memory_is_away_takes_no_other(
+    machine: Machine, grant: Grant, call: tuple[Any, ...]
+) -> None:
+    tenant = machine.tenant(grant).start()
+    tenant.ok("alloc", 8 * MIB)
+    control.set_state(machine.state, grant.name, GrantState.SWITCHING)
+    control.move(machine.state, grant.name, Residence.HOST)
+    wait_until(lambda: machine.grant_status(grant)["processes"][0]["settled"])
+    control.set_state(machine.state, grant.name, GrantState.PARKED)
+    tenant.tell(*call)
+    wait_until(lambda: tenant.has_answered() or waits_for_memory(tenant.pid))
+    assert not tenant.has_answered()
+    control.set_state(machine.state, grant.name, GrantState.SWITCHING)
+    control.move(machine.state, grant.name, Residence.GPU)
+    assert tenant.answer()[0] == 0
+
+
+def waits_for_memory(pid: int) -> bool:
+    """Whether its main thread sleeps in futex()."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] in {"202", "98"}
 
 
 def test_managed_memory_keeps_a_program_on_the_gpu(machine: Machine, grant: Grant) -> None:

@@ -94,10 +94,8 @@ static bool close_barrier(void)
 			continue;
 		gates_drain();
 		is_closed = residence_close(entered);
-		if (is_closed) {
-			gates_borrow_context();
+		if (is_closed)
 			return true;
-		}
 	}
 	residence_open();
 	return false;
@@ -107,7 +105,10 @@ static bool close_barrier(void)
 static bool come_back(void)
 {
 	int failure = CARRY_DONE;
-	while (is_closed && goes_on() && (failure = carry_in(goes_on)) != CARRY_DONE) {
+	while (is_closed && goes_on()) {
+		gates_borrow_context();
+		if ((failure = carry_in(goes_on)) == CARRY_DONE)
+			break;
 		show(failure);
 		if (goes_on())
 			pause_ns(AGAIN_NS);
@@ -134,6 +135,7 @@ static int leave(void)
 		if (!carry_list())
 			return ALIQUOT_MOVE_DRIVER;
 	}
+	gates_borrow_context();
 	return is_unswappable() ? ALIQUOT_MOVE_UNSWAPPABLE : carry_out(goes_on);
 }
 

@@ -1,7 +1,7 @@
 /* Whether the program's memory is on the GPU, and where calls wait while it is not.
  *
- * Calls that use device memory, or ask about it, are marked `resident` in hooks.txt: residence_enter before
- * all else, residence_leave after. While memory leaves, is away or returns they wait here, asleep. Calls that
+ * Calls that use device memory, ask about it, or make the driver allocate, are marked `resident` in hooks.txt:
+ * residence_enter before all else, residence_leave after. While memory leaves, is away or returns they wait here, asleep. Calls that
  * ask how far the GPU is or wait for it (cuStreamQuery, cuEventQuery, cuStreamSynchronize) never wait here.
  *
  * The barrier has three states, and only the thread that moves the memory (mover_thread.c) changes them:
