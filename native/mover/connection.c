@@ -87,17 +87,20 @@ static bool find_space(struct connection *connection, struct job *job)
 	return job->has_space && check_copy(connection, job, &job->fault);
 }
 
+/* Before a piece leaves it is looked at: no memory of the host is taken for what is none. */
 static bool start_copy(struct connection *connection, struct job *job, int fd)
 {
 	struct gpu *gpu = connection->all->gpu;
 	struct host_memory *memory = connection->all->arena->memory;
 	struct gpu_stream *stream = &connection->stream;
-	if (!gpu_enter(gpu, stream, &job->fault) || !find_space(connection, job) ||
-	    !gpu_import(gpu, fd, job->request.bytes, &job->memory, &job->fault))
+	bool out = job->request.kind == ALIQUOT_MOVE_OUT;
+	if (!gpu_enter(gpu, stream, &job->fault) || (!out && !find_space(connection, job)) ||
+	    !gpu_import(gpu, fd, job->request.bytes, &job->memory, &job->fault) ||
+	    (out && !find_space(connection, job)))
 		return false;
 	host_memory_register(memory, job->space.offset, job->space.bytes);
-	if (gpu_copy(stream, &job->memory, host_memory_at(memory, job->space.offset),
-	             job->request.kind == ALIQUOT_MOVE_OUT, HOST_MEMORY_STEP, &job->fault) &&
+	if (gpu_copy(stream, &job->memory, host_memory_at(memory, job->space.offset), out,
+	             HOST_MEMORY_STEP, &job->fault) &&
 	    gpu_mark(stream, &job->copied, &job->fault))
 		return true;
 	gpu_drain(stream); /* a part of it may be on its way */

@@ -104,7 +104,7 @@ class TestLies:
         piece = client("make", PIECE, 1)
         assert failed(client("ask", wire.OUT, piece, 2 * PIECE))[0] == wire.DRIVER
         assert failed(client("ask", wire.OUT, piece, PIECE + 1))[0] == wire.DRIVER
-        assert failed(client("ask", wire.OUT, piece, 1 << 62))[0] == wire.HOST_FULL
+        assert failed(client("ask", wire.OUT, piece, 1 << 62))[0] == wire.GPU_FULL
         await_extents(mover, 0)
         client.done(wire.OUT, piece)
         failure, text = failed(client("ask", wire.IN, piece, PIECE // 2))
@@ -132,6 +132,12 @@ class TestLies:
         for fd in others:
             os.close(fd)
         await_extents(mover, 0)
+
+    def test_a_lie_takes_no_memory_of_the_host(self, mover: Mover) -> None:
+        with mover.serve(os.getpid()) as connection, Path(os.devnull).open() as null:
+            lie = wire.message(wire.OUT, PIECE, 4 * wire.STEP)
+            assert exchange(connection, lie, null.fileno()).failure == wire.MALFORMED
+            assert mover.data_size() == 0
 
     @pytest.mark.parametrize(
         "data",
