@@ -3,6 +3,7 @@
 #include "checksum.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -42,6 +43,14 @@ void connections_init(struct connections *connections, struct gpu *gpu, struct a
 {
 	*connections = (struct connections){.gpu = gpu, .arena = arena, .checks = checks};
 	pthread_mutex_init(&connections->lock, NULL);
+	pthread_cond_init(&connections->ended, NULL);
+}
+
+/* Whether the program has closed it. */
+static bool is_closed(const struct connection *connection)
+{
+	struct pollfd socket = {.fd = connection->socket};
+	return poll(&socket, 1, 0) > 0 && socket.revents & POLLHUP;
 }
 
 static void answer(struct connection *connection, const struct aliquot_move *request,
@@ -188,6 +197,8 @@ static void start(struct connection *connection, const struct aliquot_move *requ
 	if (has_fd != (request->kind != ALIQUOT_MOVE_FORGET))
 		job->failed = !fault_set(&job->fault, ALIQUOT_MOVE_MALFORMED,
 		                         has_fd ? "FORGET has no descriptor" : "the descriptor is missing");
+	else if (has_fd && is_closed(connection))
+		job->failed = !fault_set(&job->fault, ALIQUOT_MOVE_UNKNOWN, "nobody waits for it");
 	else if (has_fd)
 		job->failed = !start_copy(connection, job, fd);
 	if (job->failed)
@@ -262,16 +273,41 @@ static void release(struct connection *connection)
 		link = &(*link)->next;
 	if (*link)
 		*link = connection->next;
+	pthread_cond_broadcast(&all->ended);
 	pthread_mutex_unlock(&all->lock);
 	atomic_fetch_sub(&all->arena->page->connection_count, 1);
 	close(connection->socket);
 	free(connection);
 }
 
+static bool is_of(const struct connection *connection, const struct owner *owner)
+{
+	return connection->owner.pid == owner->pid && connection->owner.start_time == owner->start_time;
+}
+
+/* With the lock: an older connection of the same program that it has closed. */
+static bool has_closed_others(const struct connection *connection)
+{
+	for (const struct connection *one = connection->next; one; one = one->next)
+		if (is_of(one, &connection->owner) && is_closed(one))
+			return true;
+	return false;
+}
+
+static void wait_for_closed_others(struct connection *connection)
+{
+	struct connections *all = connection->all;
+	pthread_mutex_lock(&all->lock);
+	while (has_closed_others(connection))
+		pthread_cond_wait(&all->ended, &all->lock);
+	pthread_mutex_unlock(&all->lock);
+}
+
 static void *serve(void *argument)
 {
 	struct connection *connection = argument;
 	enum received received = RECEIVED;
+	wait_for_closed_others(connection);
 	while (received != CLOSED && !connection->broken) {
 		received = receive(connection);
 		if (received == NOTHING_YET && connection->count)
@@ -302,7 +338,7 @@ static unsigned count_of(const struct connections *connections, const struct own
 {
 	unsigned count = 0;
 	for (const struct connection *one = connections->first; one; one = one->next)
-		count += one->owner.pid == owner->pid && one->owner.start_time == owner->start_time;
+		count += is_of(one, owner);
 	return count;
 }
 
@@ -335,9 +371,10 @@ void connections_add(struct connections *connections, int socket, const struct o
 
 void connections_forget(struct connections *connections, int32_t pid, uint64_t start_time)
 {
+	const struct owner program = {.pid = pid, .start_time = start_time};
 	pthread_mutex_lock(&connections->lock);
 	for (struct connection *one = connections->first; one; one = one->next) {
-		if (one->owner.pid != pid || one->owner.start_time != start_time)
+		if (!is_of(one, &program))
 			continue;
 		atomic_store(&one->gone, true);
 		shutdown(one->socket, SHUT_RDWR);

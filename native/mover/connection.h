@@ -6,6 +6,9 @@
  *
  * Up to four pieces are under way at once: the next ones are mapped while one is copied. The mover has
  * dropped a program's memory, and closed its descriptor, before it answers.
+ *
+ * A program that has closed a connection without waiting for its answers uses its memory again: no move is
+ * begun for it any more, and its next connection is served after those that are under way have ended.
  */
 #ifndef MOVER_CONNECTION_H
 #define MOVER_CONNECTION_H
@@ -20,7 +23,8 @@ struct connections {
 	struct arena *arena;
 	bool checks; /* checksums are stored and compared */
 	pthread_mutex_t lock;
-	struct connection *first;
+	pthread_cond_t ended;     /* a connection has */
+	struct connection *first; /* the newest */
 };
 
 void connections_init(struct connections *connections, struct gpu *gpu, struct arena *arena,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -110,6 +112,25 @@ def test_space_is_used_again(mover: Mover, clients: Clients) -> None:
         client.return_(piece)
         client.done(wire.FORGET, piece)
     assert mover.data_size() == wire.STEP
+
+
+def test_a_program_that_waits_no_longer_has_no_late_copies(mover: Mover, clients: Clients) -> None:
+    """It connects again to a mover that hung, and uses its memory meanwhile."""
+    client = clients()
+    pieces = [client("make", LONG, seed) for seed in range(3)]
+    assert client("ask", wire.FORGET, 0) == [wire.DONE, 0, 0, ""]
+    os.kill(mover.pid, signal.SIGSTOP)
+    for piece in pieces:
+        client("send", wire.OUT, piece)
+    client.connect(mover.serve(client.pid))
+    client("send", wire.FORGET, 0)
+    os.kill(mover.pid, signal.SIGCONT)
+    assert client("answer") == [wire.DONE, 0, 0, ""]
+    wait_until(lambda: mover.totals().connections == 1)
+    assert mover.extents() == []
+    client.leave(*pieces)
+    client.return_(*pieces)
+    assert all(client("is_filled", piece, seed) for seed, piece in enumerate(pieces))
 
 
 class TestDeaths:

@@ -176,6 +176,23 @@ def test_a_mover_that_dies_loses_nothing(running: Program) -> None:
     wait_until(lambda: mover(running.machine)["copies"] == 0)
 
 
+def test_a_move_with_a_mover_that_hangs_can_be_called_off(running: Program) -> None:
+    running.leave()
+    running.come_back()
+    pid = mover(running.machine)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        running.ask(Residence.HOST)
+        running.ask(Residence.GPU)
+        running.goes_on()
+        wait_until(running.is_settled)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    running.leave()
+    running.come_back()
+    running.end()
+
+
 @pytest.mark.parametrize("place", Residence)
 def test_a_program_killed_while_its_memory_moves_leaves_nothing(
     running: Program, place: Residence

@@ -5,6 +5,7 @@
 #include "swap/swappable.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,7 +22,10 @@
 #define REACH_AGAIN_MS 20
 #define LOST_MOST 10u /* connections that one move survives */
 /* Longer than a mover needs for one piece, with memory of the host to fill first. */
-#define ANSWER_SECONDS 120
+#define ANSWER_MS 120000
+#define CALLED_OFF_MS 1000 /* of a move that was called off: calls of the program wait meanwhile */
+#define FORGET_MS 10000
+#define LOOK_MS 50 /* whether it was called off */
 
 enum place { HERE, AWAY, EMPTY };
 
@@ -46,6 +50,14 @@ static void close_fd(int *fd)
 	*fd = -1;
 }
 
+/* The mover begins nothing more of what was asked on it, also if a child has it open too. */
+static void drop_connection(void)
+{
+	if (mover >= 0)
+		shutdown(mover, SHUT_RDWR);
+	close_fd(&mover);
+}
+
 static int64_t now_ms(void)
 {
 	struct timespec time;
@@ -56,14 +68,11 @@ static int64_t now_ms(void)
 static bool reach_mover(carry_goes_on *goes_on)
 {
 	struct timespec moment = {.tv_nsec = REACH_AGAIN_MS * 1000 * 1000};
-	struct timeval patience = {.tv_sec = ANSWER_SECONDS};
 	int64_t end = now_ms() + REACH_MS;
 	if (mover >= 0)
 		return true;
 	while ((mover = arbiter_mover(REACH_ONCE_MS)) < 0 && now_ms() < end && goes_on())
 		nanosleep(&moment, NULL);
-	if (mover >= 0)
-		setsockopt(mover, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	return mover >= 0;
 }
 
@@ -100,15 +109,30 @@ static bool send_request(enum aliquot_move_kind kind, const struct swappable_pie
 	return sent == (ssize_t)sizeof(request);
 }
 
-/* The answer to the request about this piece: CARRY_DONE, or the failure in *result. False: the mover is gone, or
- * its answer is invalid. */
-static bool receive_answer(uint64_t address, int *result)
+/* Wait until the mover has sent something. False: it has not in time, or the move was called off. */
+static bool await_answer(carry_goes_on *goes_on, int64_t patience_ms)
+{
+	struct pollfd answer = {.fd = mover, .events = POLLIN};
+	int64_t end = now_ms() + patience_ms;
+	while (poll(&answer, 1, LOOK_MS) <= 0) {
+		int64_t now = now_ms();
+		if (!goes_on() && end > now + CALLED_OFF_MS)
+			end = now + CALLED_OFF_MS;
+		if (now >= end)
+			return false;
+	}
+	return true;
+}
+
+/* The answer to the request about this piece: CARRY_DONE, or the failure in *result. False: the mover is gone, does
+ * not answer, or its answer is invalid. */
+static bool receive_answer(uint64_t address, carry_goes_on *goes_on, int64_t patience_ms,
+                           int *result)
 {
 	struct aliquot_move answer;
-	ssize_t size;
-	do
-		size = recv(mover, &answer, sizeof(answer), 0);
-	while (size < 0 && errno == EINTR);
+	if (!await_answer(goes_on, patience_ms))
+		return false;
+	ssize_t size = recv(mover, &answer, sizeof(answer), MSG_DONTWAIT);
 	if (size != (ssize_t)sizeof(answer) || answer.magic != ALIQUOT_MOVE_MAGIC ||
 	    answer.version != ALIQUOT_MOVE_VERSION || answer.piece != address)
 		return false;
@@ -231,7 +255,7 @@ static int carry_some(enum aliquot_move_kind kind, carry_goes_on *goes_on, bool 
 			break;
 		struct piece *piece = &pieces[asked[first]];
 		int answer;
-		if (!receive_answer(piece->memory.address, &answer)) {
+		if (!receive_answer(piece->memory.address, goes_on, ANSWER_MS, &answer)) {
 			sent = false;
 			break;
 		}
@@ -251,27 +275,28 @@ static int carry(enum aliquot_move_kind kind, carry_goes_on *goes_on)
 	int result = CARRY_DONE;
 	for (unsigned tries = 0; result == CARRY_DONE && next_piece(kind, 0) < piece_count; tries++) {
 		bool lost = false;
-		if (tries < LOST_MOST && reach_mover(goes_on))
+		if (tries < LOST_MOST && goes_on() && reach_mover(goes_on))
 			result = carry_some(kind, goes_on, &lost);
 		else
 			result = goes_on() ? ALIQUOT_MOVE_NO_MOVER : CARRY_CALLED_OFF;
 		if (lost)
-			close_fd(&mover);
+			drop_connection();
 	}
 	close_fd(&kept);
 	return result;
+}
+
+static bool always(void)
+{
+	return true;
 }
 
 static bool forget(void)
 {
 	int result;
 	struct swappable_piece all = {0};
-	return send_request(ALIQUOT_MOVE_FORGET, &all, -1) && receive_answer(0, &result);
-}
-
-static bool always(void)
-{
-	return true;
+	return send_request(ALIQUOT_MOVE_FORGET, &all, -1) &&
+	       receive_answer(0, always, FORGET_MS, &result);
 }
 
 int carry_out(carry_goes_on *goes_on)
@@ -283,7 +308,7 @@ int carry_out(carry_goes_on *goes_on)
 	if (result == CARRY_DONE)
 		result = carry(ALIQUOT_MOVE_OUT, goes_on);
 	if (result == CARRY_DONE)
-		close_fd(&mover); /* nothing of ours stays open while the memory is away */
+		drop_connection(); /* nothing of ours stays open while the memory is away */
 	return result;
 }
 
@@ -296,5 +321,5 @@ void carry_forget(void)
 {
 	if (must_forget && reach_mover(always))
 		must_forget = !forget();
-	close_fd(&mover);
+	drop_connection();
 }

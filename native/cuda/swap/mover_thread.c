@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #define LOOK_NS (200 * 1000)         /* while calls that are inside end */
+#define QUIET_MS 5000                /* within which the program must get quiet */
 #define AGAIN_NS (100 * 1000 * 1000) /* between two attempts to come back */
 #define EXIT_MS 2000
 
@@ -80,25 +81,31 @@ static bool is_unswappable(void)
 }
 
 /* Hold the program's calls until none is inside and the GPU has nothing to do. A program that captures
- * continues until it does not. False: the word has changed, and calls pass. */
-static bool close_barrier(void)
+ * continues until it does not. If that fails, calls pass. */
+static int close_barrier(void)
 {
 	uint64_t entered;
+	int64_t until = 0;
 	for (; goes_on(); pause_ns(LOOK_NS)) {
 		if (gates_have_captures()) {
 			residence_open();
+			until = 0;
 			continue;
 		}
-		residence_hold();
+		int64_t now = residence_now_ms();
+		until = until ? until : now + QUIET_MS;
+		if (now >= until)
+			break;
+		residence_hold(until);
 		if (!residence_is_empty(&entered) || gates_have_captures())
 			continue;
 		gates_drain();
 		is_closed = residence_close(entered);
 		if (is_closed)
-			return true;
+			return CARRY_DONE;
 	}
 	residence_open();
-	return false;
+	return goes_on() ? ALIQUOT_MOVE_BUSY : CARRY_CALLED_OFF;
 }
 
 /* Bring all memory back and let calls pass. False: the word has changed before. */
@@ -118,7 +125,6 @@ static bool come_back(void)
 		residence_open();
 		is_closed = false;
 		show(CARRY_DONE);
-		carry_forget();
 	}
 	return !is_closed;
 }
@@ -130,8 +136,9 @@ static int leave(void)
 		carry_forget();
 		if (is_unswappable())
 			return ALIQUOT_MOVE_UNSWAPPABLE;
-		if (!close_barrier())
-			return CARRY_CALLED_OFF;
+		int failure = close_barrier();
+		if (failure != CARRY_DONE)
+			return failure;
 		if (!carry_list())
 			return ALIQUOT_MOVE_DRIVER;
 	}
@@ -148,6 +155,8 @@ static void deal_with_word(void)
 	bool is_done = word & ALIQUOT_ON_HOST && failure == CARRY_DONE;
 	if (goes_on() && (is_done || come_back()))
 		show_dealt_with(failure);
+	if (!is_closed)
+		carry_forget();
 }
 
 static void wait_for_word(void)

@@ -27,6 +27,7 @@ struct shard {
 struct barrier {
 	_Atomic uint32_t state; /* enum state; calls sleep on it */
 	_Atomic bool is_made;
+	_Atomic int64_t until_ms; /* LEAVING holds calls until then */
 	const _Atomic uint32_t *word;
 	struct shard shards[SHARDS];
 };
@@ -49,9 +50,17 @@ static struct shard *shard_of_thread(struct barrier *barrier)
 	return &barrier->shards[gate_thread() * UINT64_C(0x9e3779b97f4a7c15) >> 60];
 }
 
+int64_t residence_now_ms(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
 static bool passes(const struct barrier *barrier, uint32_t state)
 {
-	return state == OPEN || (state == LEAVING && !(atomic_load(barrier->word) & ALIQUOT_ON_HOST));
+	return state == OPEN || (state == LEAVING && (!(atomic_load(barrier->word) & ALIQUOT_ON_HOST) ||
+	                                              residence_now_ms() >= barrier->until_ms));
 }
 
 /* Wait until the state may be another. Signals may end it early. */
@@ -115,9 +124,11 @@ void residence_open(void)
 	set_state(barrier_here(), OPEN);
 }
 
-void residence_hold(void)
+void residence_hold(int64_t until_ms)
 {
-	set_state(barrier_here(), LEAVING);
+	struct barrier *barrier = barrier_here();
+	atomic_store(&barrier->until_ms, until_ms);
+	set_state(barrier, LEAVING);
 }
 
 bool residence_is_empty(uint64_t *entered)

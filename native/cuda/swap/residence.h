@@ -7,8 +7,9 @@
  * The barrier has three states, and only the thread that moves the memory (mover_thread.c) changes them:
  *
  *     OPEN      calls pass
- *     LEAVING   calls pass if the arbiter's word (layout.h: residence) says GPU. So a move that the arbiter
- *               calls off lets all calls pass, though the thread may hang where it waits for the GPU
+ *     LEAVING   calls pass if the arbiter's word (layout.h: residence) says GPU, or a time is over. So a move
+ *               that the arbiter calls off, or for which the program does not get quiet, lets all calls
+ *               pass, though the thread may hang where it waits for the GPU
  *     AWAY      calls wait
  *
  * Guarantee: from a successful residence_close until residence_open no marked call is inside, and none was
@@ -65,8 +66,9 @@ bool residence_make(const _Atomic uint32_t *word);
 
 /* To OPEN; wakes all that wait. */
 void residence_open(void);
-/* To LEAVING. */
-void residence_hold(void);
+/* To LEAVING, until that time of residence_now_ms. */
+void residence_hold(int64_t until_ms);
+int64_t residence_now_ms(void);
 /* Whether no call is inside. *entered is the number of calls so far. */
 bool residence_is_empty(uint64_t *entered);
 /* To AWAY, if no call has entered since residence_is_empty gave this number and the word says HOST; false:

@@ -39,6 +39,7 @@ static _Atomic unsigned piece_count = PIECES;
 static _Atomic unsigned requests, die_every, refusals_to_come, full_to_come;
 static _Atomic int movers_missing, captures;
 static _Atomic bool drain_hangs, is_managed;
+static _Atomic unsigned hangs_at; /* the mover does not answer after so many requests; 0: it does */
 static _Atomic unsigned drains;
 static uint64_t calls_before_drain;
 static uint64_t all_calls(void);
@@ -231,6 +232,11 @@ static void *serve(void *socket)
 		if (size != sizeof(message))
 			break;
 		unsigned number = atomic_fetch_add(&requests, 1) + 1, every = die_every;
+		if (hangs_at && number >= hangs_at) {
+			while (hangs_at)
+				moment();
+			break; /* killed at last */
+		}
 		if (every && number % every == 0 && number % 2)
 			break;
 		pthread_mutex_lock(&order);
@@ -418,6 +424,65 @@ static void test_a_move_out_without_a_mover_fails(void)
 	wait_for(ask(false));
 }
 
+/* The first piece leaves, and the mover hangs with others. */
+static uint32_t leave_with_a_mover_that_hangs(unsigned after)
+{
+	hangs_at = requests + 1 + after;
+	uint32_t word = ask(true);
+	while (requests < hangs_at)
+		moment();
+	return word;
+}
+
+static void test_a_move_with_a_mover_that_hangs_can_be_called_off(void)
+{
+	leave_with_a_mover_that_hangs(0);
+	check_held();
+	uint32_t word = ask(false);
+	wait_for_calls(100); /* nothing had left */
+	wait_for(word);
+	CHECK(work.move_failed == 0 && work.away_bytes == 0);
+	hangs_at = 0;
+	wait_for(ask(true));
+	CHECK(work.move_failed == 0);
+	wait_for(ask(false));
+}
+
+static void test_what_a_mover_that_hangs_has_comes_back_from_the_next(void)
+{
+	leave_with_a_mover_that_hangs(3);
+	uint32_t word = ask(false);
+	check_held();
+	hangs_at = 0;
+	wait_for(word);
+	CHECK(work.move_failed == 0 && work.away_bytes == 0);
+	wait_for_calls(10);
+}
+
+static void test_a_program_that_does_not_get_quiet_is_not_held_for_long(void)
+{
+	drain_hangs = true;
+	uint32_t word = ask(true);
+	wait_for_calls(100); /* though nobody calls the move off */
+	CHECK(work.residence != word);
+	drain_hangs = false;
+	wait_for(word);
+	CHECK(work.move_failed == ALIQUOT_MOVE_BUSY && work.away_bytes == 0);
+	wait_for_calls(10);
+	wait_for(ask(false));
+}
+
+static void test_a_call_that_does_not_return_fails_a_move(void)
+{
+	struct residence_call call = residence_enter();
+	wait_for(ask(true));
+	CHECK(work.move_failed == ALIQUOT_MOVE_BUSY && work.away_bytes == 0);
+	residence_leave(call);
+	wait_for(ask(true));
+	CHECK(work.move_failed == 0);
+	wait_for(ask(false));
+}
+
 static void test_a_program_that_captures_goes_on_until_it_does_not(void)
 {
 	captures = 1;
@@ -523,6 +588,10 @@ int main(void)
 	test_memory_waits_for_room_on_the_gpu();
 	test_memory_waits_for_a_mover();
 	test_a_move_out_without_a_mover_fails();
+	test_a_move_with_a_mover_that_hangs_can_be_called_off();
+	test_what_a_mover_that_hangs_has_comes_back_from_the_next();
+	test_a_program_that_does_not_get_quiet_is_not_held_for_long();
+	test_a_call_that_does_not_return_fails_a_move();
 	test_a_program_that_captures_goes_on_until_it_does_not();
 	test_calls_pass_again_though_the_gpu_never_gets_done();
 	test_work_begun_while_the_gpu_was_waited_for_is_waited_for_too();
