@@ -4,6 +4,7 @@
 #include "enum_names.h"
 #include "grant_state.h"
 #include "grants.h"
+#include "held_memory.h"
 #include "identity.h"
 #include "log.h"
 #include "measure.h"
@@ -268,17 +269,36 @@ static bool answer_read_users(struct connection *connection, struct failure *fai
 	return true;
 }
 
-static bool answer_stop(struct connection *connection, struct failure *failure)
+/* Whether the caller may end the arbiter, and nobody loses memory by it. */
+static bool may_end(struct connection *connection, struct failure *failure)
 {
-	struct arbiter *arbiter = connection->arbiter;
 	if (!is_privileged(connection))
 		return failure_set(failure, "not-allowed", "only root and the arbiter's user may stop it");
-	grants_drop_removed(arbiter);
+	grants_drop_removed(connection->arbiter);
+	return held_memory_is_none(connection->arbiter, failure);
+}
+
+static bool answer_may_end(struct connection *connection, struct failure *failure)
+{
+	if (!may_end(connection, failure))
+		return false;
+	json_open(&connection->reply, NULL, '{');
+	json_bool(&connection->reply, "may_end", true);
+	json_close(&connection->reply, '}');
+	return true;
+}
+
+/* Ends the arbiter. Its grants may stay only if another arbiter takes its place. */
+static bool answer_stop(struct connection *connection, bool is_replaced, struct failure *failure)
+{
+	struct arbiter *arbiter = connection->arbiter;
+	if (!may_end(connection, failure))
+		return false;
 	unsigned count = grants_count_readable(arbiter);
-	if (count)
+	if (count && !is_replaced)
 		return failure_set(failure, "grants-left", "%u grant%s left: end all of them first", count,
 		                   plural(count));
-	log_event("ending: stopped on request");
+	log_event("ending: %s on request", is_replaced ? "replaced" : "stopped");
 	json_open(&connection->reply, NULL, '{');
 	json_bool(&connection->reply, "stopped", true);
 	json_close(&connection->reply, '}');
@@ -348,7 +368,11 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 	case CONTROL_END:
 		return answer_end(connection, &request, failure);
 	case CONTROL_STOP:
-		return answer_stop(connection, failure);
+		return answer_stop(connection, false, failure);
+	case CONTROL_REPLACE:
+		return answer_stop(connection, true, failure);
+	case CONTROL_MAY_END:
+		return answer_may_end(connection, failure);
 	case CONTROL_READ_USERS:
 		return answer_read_users(connection, failure);
 	case CONTROL_LIMITS:

@@ -374,7 +374,8 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	if (known && out->kind >= CONTROL_MAKE)
 		*error = parse_grant(rest, more, out);
 	else if (!known || more)
-		*error = "a request is status, stop, limits, read-users, or make, resize, set-state, move, "
-				 "set-cgroup or end with name=NAME";
+		*error =
+			"a request is status, stop, replace, may-end, limits, read-users, or make, resize, "
+			"set-state, move, set-cgroup or end with name=NAME";
 	return *error ? -1 : 0;
 }

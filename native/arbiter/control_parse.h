@@ -2,6 +2,8 @@
  *
  *   status
  *   stop
+ *   replace
+ *   may-end
  *   limits
  *   read-users
  *   make name=NAME [kept=1] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
@@ -12,6 +14,10 @@
  *   move name=NAME to=host|gpu
  *   set-cgroup name=NAME path=PATH
  *   end name=NAME
+ *
+ * stop ends an arbiter without grants. replace ends it and leaves its grants and programs to the next one. Both
+ * are refused while programs' memory is on the host (held_memory.h). may-end is refused then, too, and ends
+ * nothing.
  *
  * A name is that of a grant of the caller's own. Except in make it may be UID:NAME, the name of a grant
  * of the user with that number.
@@ -41,6 +47,8 @@
 enum control_kind {
 	CONTROL_STATUS,
 	CONTROL_STOP,
+	CONTROL_REPLACE,
+	CONTROL_MAY_END,
 	CONTROL_LIMITS,
 	CONTROL_READ_USERS,
 	CONTROL_MAKE, /* from here on: about a grant */

@@ -114,6 +114,12 @@ void residence_write(const struct grant *grant, struct json *out)
 	json_number(out, "moves", wanted(grant) / ONE_CHANGE);
 }
 
+bool residence_is_settled(const struct process *process)
+{
+	const struct aliquot_work_slice *work = process->pages.work;
+	return work && atomic_load(&work->residence) == wanted(process->grant);
+}
+
 static uint64_t at_most(uint64_t value, uint64_t most)
 {
 	return value < most ? value : most;
@@ -130,7 +136,7 @@ void residence_write_process(const struct process *process, struct json *out)
 	uint32_t failed = work ? atomic_load(&work->move_failed) : 0;
 	uint64_t away = at_most(work ? atomic_load(&work->away_bytes) : 0, charged);
 	uint64_t fixed = at_most(work ? atomic_load(&work->fixed_bytes) : 0, charged - away);
-	json_bool(out, "settled", work && word == wanted(grant));
+	json_bool(out, "settled", residence_is_settled(process));
 	json_string(out, "residence", place_of(word));
 	json_number(out, "away_bytes", away);
 	json_number(out, "fixed_bytes", fixed);

@@ -24,6 +24,9 @@ bool residence_is_swappable(const struct grant *grant);
  * the memory has moved. */
 bool residence_set(struct grant *grant, bool on_host, struct failure *failure);
 
+/* Whether the process has dealt with the newest change. */
+bool residence_is_settled(const struct process *process);
+
 /* Whether the memory shall be on the host: then NVML reports less than the ledger. */
 bool residence_is_away(const struct grant *grant);
 

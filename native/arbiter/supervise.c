@@ -2,6 +2,7 @@
 
 #include "arbiter.h"
 #include "guard.h"
+#include "held_memory.h"
 #include "identity.h"
 #include "log.h"
 #include "mapping.h"
@@ -136,8 +137,10 @@ static void start_guard(struct parent *parent)
 		return;
 	}
 	guard_wait(self, &parent->state, parent->supervision);
-	if (parent->options->foreground)
+	if (parent->options->foreground) {
+		held_memory_log_lost(&parent->movers);
 		_exit(EXIT_FAILED);
+	}
 	exit(lead(parent));
 }
 
@@ -291,6 +294,7 @@ static int lead(struct parent *parent)
 	int code = keep_alive(parent);
 	end_guard(parent);
 	mover_processes_end(&parent->movers);
+	held_memory_log_lost(&parent->movers);
 	private_directory_close(&parent->state.pages);
 	private_directory_close(&parent->state.records);
 	state_remove_pid(&parent->state);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -9,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aliquot.cli import install
+from aliquot.devices import Driver
+from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
+from aliquot.model.errors import HeldMemoryError
+from aliquot.slices import arbiter_process, control, state_directory
 from arbiter.rig import Arbiter, BackgroundArbiter
 from mover import wire
 from mover.wire import MIB
@@ -101,6 +107,14 @@ def background_rig(
     rig.start()
     yield rig
     rig.arbiter.close()
+
+
+@pytest.fixture
+def driver(sim_env: dict[str, str]) -> Driver:
+    """The driver of the rigs' arbiters, for the next one."""
+    library = Path(sim_env["LD_LIBRARY_PATH"])
+    variables = {key: value for key, value in sim_env.items() if "SIMULATE" in key}
+    return Driver(library / "libcuda.so.1", library / "libnvidia-ml.so.1", None, variables)
 
 
 @pytest.fixture
@@ -245,6 +259,114 @@ class TestDeaths:
         assert "died too often" in why
         assert kills == TOO_OFTEN
         assert client("answer") is None  # nobody waits for it for ever
+
+
+class TestReplaced:
+    """Memory on the host outlives no arbiter that ends for good: it must not be asked to."""
+
+    def test_it_does_not_end_while_memory_is_on_the_host(
+        self, background_rig: Rig, programs: Programs
+    ) -> None:
+        rig = background_rig
+        client, other = join(programs, rig.make("a")), join(programs, rig.make("b"))
+        pieces = [one("make", PIECE, seed) for seed, one in enumerate((client, other))]
+        client.leave(pieces[0])
+        other.leave(pieces[1])
+        for request in ("replace", "stop"):
+            answer = rig.arbiter.ask(request)
+            assert answer["code"] == "holds-memory"
+            assert answer["error"].startswith("memory of 2 programs of suspended grants is on the")
+            assert {"a", "b"} == set(answer["error"].rpartition(": ")[2].split(", "))
+        client.return_(pieces[0])
+        client("ask", wire.FORGET, 0)
+        assert rig.arbiter.ask("replace")["error"].endswith(": b")
+        other.kill()
+        wait_until(lambda: rig.copies() == 0)
+        assert rig.arbiter.ask("replace") == {"stopped": True}
+        wait_until(lambda: not rig.arbiter.answers())
+        rig.start()
+        assert rig.arbiter.states("a") == ["live"]
+        assert client("is_filled", pieces[0], 0)
+
+    def test_it_does_not_end_while_memory_is_about_to_leave(
+        self, rig: Rig, programs: Programs
+    ) -> None:
+        join(programs, rig.make())
+        rig.arbiter.set_state("switching")
+        assert "name" in rig.arbiter.ask("move name=a to=host")
+        assert rig.arbiter.ask("replace")["code"] == "holds-memory"
+        assert "name" in rig.arbiter.ask("move name=a to=gpu")
+        assert rig.arbiter.ask("replace") == {"stopped": True}
+        rig.arbiter.kill_is_done()
+
+    def test_a_signal_ends_it_and_the_log_says_what_was_lost(
+        self, rig: Rig, programs: Programs
+    ) -> None:
+        client, other = (join(programs, rig.make(name)) for name in ("a", "b"))
+        client.leave(client("make", PIECE, 1))
+        rig.arbiter.end()
+        log = rig.arbiter.log.read_text()
+        assert f"process {client.pid}: its memory was on the host and is lost" in log
+        assert f"process {other.pid}: its memory" not in log
+
+    def test_commands_and_the_agent_ask_first(
+        self,
+        background_rig: Rig,
+        programs: Programs,
+        driver: Driver,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        rig, state = background_rig, background_rig.arbiter.state
+        directory = rig.make()
+        client = join(programs, directory)
+        piece = client("make", PIECE, 1)
+        client.leave(piece)
+        pid = rig.arbiter.pids()["parent"]
+        said = "memory of 1 program of suspended grants is on the host: resume or cancel them first"
+        with pytest.raises(HeldMemoryError, match=f"{said}: a"):
+            arbiter_process.restart(state, driver)
+        with pytest.raises(HeldMemoryError, match=said):
+            arbiter_process.serve(state, driver, arbiter_process.ArbiterSettings())
+        monkeypatch.setattr(state_directory, "SYSTEM", state)
+        told: list[str] = []
+        with pytest.raises(HeldMemoryError, match=said):
+            install.install(install.InstallTarget(), None, dry_run=True, say=told.append)
+        with pytest.raises(HeldMemoryError, match=said):
+            install.uninstall(install.InstallTarget(), dry_run=True, say=told.append)
+        assert not told
+
+        async def postpones() -> None:
+            supervisor = ArbiterSupervisor(state, driver, version="another")
+            running = asyncio.create_task(supervisor.run())
+            while not supervisor.answers:
+                await asyncio.sleep(0.01)
+            assert said in supervisor.postponed
+            assert "driver" in supervisor.postponed
+            assert supervisor.starts == 0
+            running.cancel()
+
+        asyncio.run(postpones())
+        assert rig.arbiter.pids()["parent"] == pid
+        assert client("mover", str(directory)) == ""
+        client.return_(piece)
+        assert client("is_filled", piece, 1)
+        client("ask", wire.FORGET, 0)
+        control.check_may_end(state)
+        assert arbiter_process.restart(state, driver) != pid
+        assert rig.arbiter.states() == ["live"]
+
+    def test_an_arbiter_that_cannot_be_asked_holds_none_and_is_ended(
+        self, background_rig: Rig, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig, pid = background_rig, background_rig.arbiter.pids()["parent"]
+        ask = control.ask
+
+        def does_not_know(directory: Path, line: str, timeout: float | None = None) -> Any:
+            return ask(directory, "unknown" if line == "replace" else line, timeout)
+
+        monkeypatch.setattr(control, "ask", does_not_know)
+        assert arbiter_process.restart(rig.arbiter.state, driver) != pid
+        assert rig.has_replaced({"parent": pid})
 
 
 class TestCapacity:

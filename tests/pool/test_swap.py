@@ -176,6 +176,27 @@ class TestMoved:
         pool.wait_for("one", "Succeeded")
         pool.leaves_nothing()
 
+    def test_the_arbiter_is_not_restarted_until_it_is_resumed(
+        self, pool: PoolUp, tmp_path: Path
+    ) -> None:
+        keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
+        compares(pool, "one")
+        pool.ask("suspend", "one")
+        pool.wait_for("one", "Suspended")
+        (grant,) = control.status(pool.state).grants
+        done = pool.ask("restart")
+        assert done.returncode == 1
+        assert f"resume or cancel them first: {grant.name}" in " ".join(done.stderr.split())
+        pool.ask("resume", "one")
+        pool.wait_for("one", "Running")
+        compares(pool, "one")
+        wait_until(lambda: not control.status(pool.state).grants[0].away_bytes)
+        wait_until(lambda: pool.ask("restart").returncode == 0)
+        compares(pool, "one")
+        pool.ask("cancel", "one")
+        pool.wait_for("one", "Cancelled")
+        pool.leaves_nothing()
+
     def test_a_suspended_one_is_cancelled(self, pool: PoolUp, tmp_path: Path) -> None:
         keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
         compares(pool, "one")

@@ -27,6 +27,7 @@ from aliquot.model import (
 )
 from aliquot.model.errors import (
     ArbiterError,
+    HeldMemoryError,
     MemoryInUseError,
     NameInUseError,
     NoSuchGrantError,
@@ -284,7 +285,8 @@ def test_resize_names_only_what_changes(
         ("unsupported", UnsupportedError),
         ("user-limit", UserLimitError),
         ("share-needed", UserLimitError),
-        ("malformed", ArbiterError),
+        ("malformed", control.NotUnderstoodError),
+        ("holds-memory", HeldMemoryError),
         ("never heard of", ArbiterError),
     ],
 )

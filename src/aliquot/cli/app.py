@@ -731,7 +731,8 @@ def restart(simulate: Simulate = None) -> None:
     """Replace the running arbiter by one of this version.
 
     Use it after an upgrade. Programs keep running under their limits, and get their compute shares
-    back from the new arbiter. The exit code is 1 if a program could not be adopted.
+    back from the new arbiter. The exit code is 1 if a program could not be adopted, or if the
+    arbiter holds memory of suspended jobs (--swap): resume or cancel them first.
     """
     from aliquot.cli.arbiter import restart as replace  # noqa: PLC0415 - imported when needed
 

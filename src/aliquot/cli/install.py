@@ -28,6 +28,7 @@ from aliquot.devices import native_dir
 from aliquot.model import format_count
 from aliquot.model.errors import InstallationError
 from aliquot.pool import pool_cgroup
+from aliquot.slices import control, state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -96,6 +97,7 @@ def install(
 ) -> None:
     """Install Aliquot for all users, or bring an installation up to date."""
     _check_root(dry_run=dry_run)
+    _check_memory(target)
     interpreter = _interpreter(python)
     files = dict(_files())
     check_source(files.values(), _trusted_uids())
@@ -110,6 +112,7 @@ def install(
 def uninstall(target: InstallTarget, *, dry_run: bool, say: Callable[[str], None]) -> None:
     """Remove what `install` made, except settings, state and what running programs still use."""
     _check_root(dry_run=dry_run)
+    _check_memory(target)
     _carry_out(_uninstall_steps(target), say, dry_run=dry_run)
     kept = [Path("/etc/aliquot"), Path("/var/lib/aliquot"), *_used(target)]
     for path in (one for one in kept if target.at(one).exists()):
@@ -121,6 +124,12 @@ def uninstall(target: InstallTarget, *, dry_run: bool, say: Callable[[str], None
             f"left running: pid {', '.join(map(str, running))}. {target.prefix} stays for them;"
             " when they have ended, remove it too."
         )
+
+
+def _check_memory(target: InstallTarget) -> None:
+    """Refuse to end an arbiter that holds memory of suspended programs: it would be lost."""
+    if target.here:
+        control.check_may_end(state_directory.SYSTEM)
 
 
 def commands(target: InstallTarget) -> dict[str, str]:

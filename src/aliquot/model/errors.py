@@ -75,6 +75,10 @@ class NotOwnerError(AliquotError):
     """An arbiter belongs to another user."""
 
 
+class HeldMemoryError(AliquotError):
+    """The arbiter cannot end now: it holds memory of suspended programs, which would be lost."""
+
+
 class UnsupportedError(AliquotError):
     """This GPU or its driver does not support the request."""
 

@@ -148,7 +148,8 @@ def restart(directory: Path, driver: Driver, *, unjoined: Unjoined | None = None
     """Replace the arbiter by one of this version; return the new one's pid.
 
     Programs go on under their limits, with open gates until the new arbiter has adopted them. What
-    is not given is as with the old one.
+    is not given is as with the old one. HeldMemoryError, and nothing has changed: the old one holds
+    memory of suspended programs.
     """
     status = control.status(directory)
     if status.answer.get("foreground"):
@@ -165,28 +166,42 @@ def restart(directory: Path, driver: Driver, *, unjoined: Unjoined | None = None
 
 
 def _end(directory: Path, pid: int) -> None:
-    """End an arbiter as a service manager does, and wait until it has ended. It opens the gates."""
+    """End an arbiter whose grants stay, and wait until it has ended. It opens the gates."""
     try:
         process = os.pidfd_open(pid)
-        signal.pidfd_send_signal(process, signal.SIGTERM)
     except ProcessLookupError:
         return
-    except PermissionError as error:
-        raise NotOwnerError(
-            f"the arbiter in {directory} belongs to another user", "Ask as root."
-        ) from error
     except OSError as error:
         raise ArbiterError(f"the arbiter in {directory} cannot be ended: {error}") from error
-    ended, _, _ = select.select([process], [], [], _END_SECONDS)
-    os.close(process)
+    try:
+        _ask_to_end(directory, process)
+        ended, _, _ = select.select([process], [], [], _END_SECONDS)
+    finally:
+        os.close(process)
     if not ended:
         raise ArbiterError(f"the arbiter in {directory} does not end", control.ASK_DOCTOR)
+
+
+def _ask_to_end(directory: Path, process: int) -> None:
+    """Ask, so that it can refuse. An earlier version does not know the request, and is told."""
+    try:
+        control.end_for_next(directory)
+    except control.NotUnderstoodError:
+        try:
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except PermissionError as error:
+            raise NotOwnerError(
+                f"the arbiter in {directory} belongs to another user", "Ask as root."
+            ) from error
 
 
 def serve(directory: Path, driver: Driver, settings: ArbiterSettings) -> NoReturn:
     """Become the arbiter; it runs until somebody stops it.
 
-    One in the background is replaced: a command or the pool started it while this one was away.
+    One in the background is replaced: a command or the pool started it while this one was away. If
+    that holds memory of suspended programs, it stays: HeldMemoryError.
     """
     users = settings.users
     if users and not users.exists():

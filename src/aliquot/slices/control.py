@@ -42,6 +42,7 @@ from aliquot.model import (
 from aliquot.model.errors import (
     AliquotError,
     ArbiterError,
+    HeldMemoryError,
     MemoryInUseError,
     NameInUseError,
     NoCapacityError,
@@ -75,6 +76,10 @@ class SilentArbiterError(NoArbiterError):
     """An arbiter listens in this state directory and does not answer in time."""
 
 
+class NotUnderstoodError(ArbiterError):
+    """The arbiter does not know this request: it is of another version."""
+
+
 class CapacityRefusedError(NoCapacityError):
     """The arbiter refused for lack of capacity; another process may have been faster."""
 
@@ -94,6 +99,8 @@ _REFUSALS: dict[str, type[AliquotError]] = {
     "pool-admits": PoolAdmitsError,
     "no-such-process": ProcessGoneError,
     "not-swappable": UnsupportedError,
+    "holds-memory": HeldMemoryError,
+    "malformed": NotUnderstoodError,
 }
 _HINTS = {
     "in-use": "Free memory in the program, or lower the limit step by step as it frees: add --wait",
@@ -355,6 +362,24 @@ def set_cgroup(directory: Path, name: str, path: str) -> None:
 def stop(directory: Path) -> None:
     """End an arbiter that has no grants."""
     ask(directory, "stop")
+
+
+def end_for_next(directory: Path) -> None:
+    """End an arbiter; its grants and programs stay for the next one.
+
+    HeldMemoryError if memory of suspended programs is on the host, which would be lost.
+    NotUnderstoodError of an arbiter that never holds any: it is of an earlier version.
+    """
+    ask(directory, "replace")
+
+
+def check_may_end(directory: Path) -> None:
+    """Raise HeldMemoryError if memory of suspended programs would be lost with this arbiter.
+
+    For those who have somebody else end it. One that does not answer, or not to us, may end.
+    """
+    with suppress(ArbiterError):
+        ask(directory, "may-end")
 
 
 def ask(directory: Path, line: str, timeout: float | None = None) -> dict[str, Any]:

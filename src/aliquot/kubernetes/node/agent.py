@@ -321,6 +321,7 @@ class Agent:
         return {
             "driver": CheckResult(self.health.driver_problem),
             "arbiter": CheckResult(await self._arbiter_problem()),
+            "arbiter's replacement": CheckResult(self.supervisor.postponed, for_pods=False),
             "device plugins": CheckResult("" if self.device_plugins.registered else plugins),
             "pods": CheckResult("" if self.watch.synced else pods),
             "GPUNode": CheckResult(self.publisher.problem, for_pods=False),

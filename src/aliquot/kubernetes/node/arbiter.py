@@ -10,7 +10,8 @@ finds the arbiter that answers, and replaces it if it is of another version. Pro
 The arbiter has loaded NVML, and knows the GPUs that were there then. The agent replaces it also if
 it uses another driver than the agent, has another policy for unjoined processes, or does not know
 one of the node's healthy GPUs. An agent that cannot use the driver itself replaces nothing: the
-next arbiter could not start.
+next arbiter could not start. An arbiter that holds memory of suspended programs is replaced when
+they have it back: `postponed` says what it waits for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import structlog
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.node.processes import PROC, pod_of
 from aliquot.model import Unjoined
-from aliquot.model.errors import AliquotError, ArbiterError
+from aliquot.model.errors import AliquotError, ArbiterError, HeldMemoryError
 from aliquot.slices import arbiter_process, control
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class ArbiterSupervisor:
         self._tried: frozenset[str] = frozenset()  # GPUs that the last one did not know either
         self.starts = 0
         self.answers = False
+        self.postponed = ""  # why the arbiter is not replaced yet, though it must be
 
     async def run(self) -> None:
         """Supervise until cancelled."""
@@ -92,8 +94,11 @@ class ArbiterSupervisor:
     def check(self, status: Status) -> None:
         """Have the arbiter replaced if its status says that it must be."""
         self._tried &= self._unknown_gpus(status)
+        why = self._why_outdated(status)
+        if not why:
+            self.postponed = ""
         recently = time.monotonic() - self._replaced_at < REPLACE_SECONDS
-        if not recently and self._driver and self._why_outdated(status):
+        if not recently and self._driver and why:
             self._outdated.set()
 
     async def _ensure(self) -> None:
@@ -111,13 +116,24 @@ class ArbiterSupervisor:
             self.starts += 1
             _log.info("started the arbiter", directory=str(self._directory))
         elif self._driver and (why := await asyncio.to_thread(self._ask_why_outdated)):
-            self._replaced_at, self._tried = time.monotonic(), self._gpus()
-            await asyncio.to_thread(
-                arbiter_process.restart, self._directory, self._driver, unjoined=self._unjoined
-            )
-            self.starts += 1
-            _log.info("replaced the arbiter", why=why, directory=str(self._directory))
+            await self._replace(self._driver, why)
         self.answers = True
+
+    async def _replace(self, driver: Driver, why: str) -> None:
+        tried, self._tried = self._tried, self._gpus()
+        self._replaced_at = time.monotonic()
+        try:
+            await asyncio.to_thread(
+                arbiter_process.restart, self._directory, driver, unjoined=self._unjoined
+            )
+        except HeldMemoryError as error:
+            self._tried = tried
+            self.postponed = f"not replaced yet, though {why}: {error.message}"
+            _log.warning("the arbiter is not replaced yet", why=why, waits_for=error.message)
+            return
+        self.postponed = ""
+        self.starts += 1
+        _log.info("replaced the arbiter", why=why, directory=str(self._directory))
 
     def _ask_why_outdated(self) -> str:
         return self._why_outdated(control.status(self._directory))
