@@ -68,6 +68,18 @@ static void move_away(struct process *process, const struct grant *to)
 	from->processes_left(from);
 }
 
+void joining_drop_old_program(const struct grant *grant, const struct identity *who)
+{
+	struct process *earlier = find_earlier(grant->arbiter, who);
+	if (!earlier || !identity_is_other_image(&earlier->image, &who->image))
+		return;
+	log_event("grant %s: process %d runs another program, which waits to join (slot %u)",
+	          earlier->grant->name, earlier->pid, earlier->slot);
+	processes_give_all_back(earlier);
+	processes_leave(earlier);
+	/* The caller needs the grant. If nothing holds it any more, it ends at the next measurement. */
+}
+
 static void write_slot(struct process *process, int32_t inner_pid)
 {
 	struct aliquot_process *page = processes_page(process);

@@ -24,6 +24,10 @@ struct join_reply {
  * joining_join. NULL: there is nothing to ask. */
 struct process *joining_unclear(struct grant *grant, const struct identity *who);
 
+/* Takes the sender out of its grant if it runs another program than it joined with. For a HELLO that is
+ * refused: nobody shall wait for what the old program had, or keep its memory. */
+void joining_drop_old_program(const struct grant *grant, const struct identity *who);
+
 /* Takes ownership of who->pidfd in either case. `since`: when HELLO came. 0 and *reply; or the
  * refusal, with *error set to -errno if that says more. */
 enum aliquot_refusal joining_join(struct grant *grant, const struct identity *who,

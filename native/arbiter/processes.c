@@ -157,7 +157,8 @@ void processes_drop_replaced(struct grant *grant)
 {
 	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
 		struct process *process = grant->processes[slot];
-		if (!process || process->ending || process->listed)
+		bool is_listed = process && process->listed && grant_state(grant) == ALIQUOT_GRANT_ACTIVE;
+		if (!process || process->ending || is_listed) /* others are not measured: it may be old */
 			continue;
 		/* First the image, then NVML: what NVML no longer lists belonged to the old program. */
 		if (!process->replaced_at) {

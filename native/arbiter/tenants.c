@@ -99,6 +99,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid, uint64_t
 	}
 	if (grant_state(grant) != ALIQUOT_GRANT_ACTIVE) { /* its processes are being frozen or thawed */
 		close(who.pidfd);
+		joining_drop_old_program(grant, &who);
 		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is switching or parked",
 		              grant_plain_name(grant));
 	}

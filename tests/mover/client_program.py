@@ -81,6 +81,10 @@ class Client:
         """Join a grant."""
         Holding.of(exchange(Path(directory), hello_message()))
 
+    def hello(self, directory: str) -> str:
+        """Ask to join a grant; why it cannot now."""
+        return exchange(Path(directory), hello_message()).text
+
     def mover(self, directory: str, slice_index: int = 0) -> str:
         """Ask the arbiter for a connection; why there is none."""
         answer = exchange(Path(directory), grant_message(MOVER, slice_index))
@@ -159,6 +163,10 @@ class Client:
         """Become the same program anew: same process, nothing of the old one's memory."""
         os.set_inheritable(int(sys.argv[1]), True)  # noqa: FBT003 - it takes no keywords
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+    def sleep(self) -> None:
+        """Become a program that uses no GPU."""
+        os.execvp("sleep", ["sleep", "1000"])
 
 
 def main() -> None:

@@ -65,6 +65,12 @@ class Rig:
     def copies(self) -> int:
         return int(self.mover()["copies"])
 
+    def driver_bytes(self, name: str = "a") -> int:
+        """What NVML says that a grant's programs use."""
+        grant = self.arbiter.grant(name)
+        assert grant
+        return int(grant["slices"][0]["driver_bytes"])
+
     def has_replaced(self, killed: dict[str, int]) -> bool:
         """Whether the arbiter answers, with others in place of its processes that were killed."""
         try:
@@ -367,6 +373,36 @@ class TestReplaced:
         monkeypatch.setattr(control, "ask", does_not_know)
         assert arbiter_process.restart(rig.arbiter.state, driver) != pid
         assert rig.has_replaced({"parent": pid})
+
+
+class TestExec:
+    """A program that becomes another one while its memory is away has lost it."""
+
+    def test_nobody_waits_for_the_old_program(self, rig: Rig, programs: Programs) -> None:
+        directory = rig.make()
+        client = join(programs, directory)
+        client.leave(client("make", PIECE, 1))
+        rig.arbiter.set_state("switching")
+        rig.arbiter.ask("move name=a to=host")
+        client.tell("exec")
+        client.await_here()
+        assert client("hello", str(directory)) == "grant a is switching or parked"
+        assert rig.arbiter.states() == []
+        wait_until(lambda: rig.copies() == 0)
+        rig.arbiter.ask("move name=a to=gpu")
+        rig.arbiter.set_state("active")
+        client("join", str(directory))
+        assert rig.arbiter.states() == ["live"]
+
+    def test_nor_for_one_that_uses_no_gpu_any_more(self, rig: Rig, programs: Programs) -> None:
+        client = join(programs, rig.make(memory=GIB))
+        client.leave(client("make", PIECE, 1))
+        wait_until(lambda: rig.driver_bytes() > 0)  # NVML lists it
+        rig.arbiter.set_state("switching")
+        rig.arbiter.ask("move name=a to=host")
+        client.tell("sleep")
+        wait_until(lambda: rig.arbiter.states() == [])
+        wait_until(lambda: rig.copies() == 0)
 
 
 class TestCapacity:
