@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,14 @@ class Program:
         assert self.status()["away_bytes"] == 0
         control.set_state(self.machine.state, self.grant.name, GrantState.ACTIVE)
 
+    def descriptors(self) -> list[str]:
+        """What it has open: the memory that it sends, too."""
+        found = []
+        for one in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.append(f"{one.name} {one.readlink()}")
+        return found
+
     def end(self) -> None:
         """Let it compare its memory once more and exit."""
         assert self.process.communicate(timeout=120) == ("done\n", "")
@@ -180,9 +189,11 @@ def test_a_move_with_a_mover_that_hangs_can_be_called_off(running: Program) -> N
     running.leave()
     running.come_back()
     pid = mover(running.machine)["pid"]
+    before = set(running.descriptors())
     os.kill(pid, signal.SIGSTOP)
     try:
         running.ask(Residence.HOST)
+        wait_until(lambda: any("memfd" in one for one in set(running.descriptors()) - before))
         running.ask(Residence.GPU)
         running.goes_on()
         wait_until(running.is_settled)

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -37,17 +38,20 @@ struct piece {
 /* All of this is for one thread. */
 static struct piece *pieces;
 static size_t piece_count;
-static int mover = -1;   /* the connection */
-static int kept = -1;    /* a descriptor that stays open: the driver exports faster while one is */
-static bool must_forget; /* the mover may have copies that nobody needs */
+static _Atomic int mover = -1; /* the connection */
+static _Atomic int kept =
+	-1; /* a descriptor that stays open: the driver exports faster while one is */
+static _Atomic int sending = -1; /* the descriptor that is being sent */
+static bool must_forget;         /* the mover may have copies that nobody needs */
 
 /* --- the connection ----------------------------------------------------------------------------- */
 
-static void close_fd(int *fd)
+/* In this order: a child that is forked meanwhile must not close a number that is another file's by then. */
+static void close_fd(_Atomic int *fd)
 {
-	if (*fd >= 0)
-		close(*fd);
-	*fd = -1;
+	int open = atomic_exchange(fd, -1);
+	if (open >= 0)
+		close(open);
 }
 
 /* The mover begins nothing more of what was asked on it, also if a child has it open too. */
@@ -177,12 +181,11 @@ static int request_copy(enum aliquot_move_kind kind, struct piece *piece, bool *
 	int fd = -1, result = open_piece(piece, &fd);
 	if (result != CARRY_DONE)
 		return result;
+	_Atomic int *open = kept < 0 ? &kept : &sending;
+	*open = fd;
 	must_forget |= kind == ALIQUOT_MOVE_OUT;
 	*sent = send_request(kind, &piece->memory, fd);
-	if (kept < 0)
-		kept = fd;
-	else
-		close(fd);
+	close_fd(&sending);
 	return CARRY_DONE;
 }
 
@@ -322,4 +325,14 @@ void carry_forget(void)
 	if (must_forget && reach_mover(always))
 		must_forget = !forget();
 	drop_connection();
+}
+
+void carry_forked(void)
+{
+	close_fd(&mover); /* it stays the parent's */
+	close_fd(&kept);
+	close_fd(&sending);
+	pieces = NULL; /* free() may need a lock of a thread that the child does not have */
+	piece_count = 0;
+	must_forget = false;
 }

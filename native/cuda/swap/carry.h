@@ -36,4 +36,7 @@ uint64_t carry_away_bytes(void);
  * Precondition: all pieces are HERE. */
 void carry_forget(void);
 
+/* In a forked child, which has no pieces: close what is the parent's, and begin anew. */
+void carry_forked(void);
+
 #endif

@@ -198,6 +198,14 @@ static void *thread_function(const char *name)
 	return library ? dlsym(library, name) : found;
 }
 
+/* A child has no pieces, and no thread that moves them until it starts one. */
+static void forked(void)
+{
+	word = 0;
+	is_closed = false;
+	carry_forked();
+}
+
 /* With all signals blocked: they are for the program's own threads. */
 static bool start_thread(struct life *life)
 {
@@ -221,8 +229,11 @@ void residence_start(void)
 	if (!swappable_is_on())
 		return;
 	struct life *life = session_wiped_memory(&life_page, sizeof(*life));
+	static _Atomic bool handles_forks;
 	if (!life || !residence_make(asked()))
 		return;
+	if (!atomic_exchange(&handles_forks, true))
+		pthread_atfork(NULL, NULL, forked);
 	if (!start_thread(life))
 		forward_say("no thread can be started: this program's memory cannot leave the GPU");
 	else

@@ -2,6 +2,8 @@
 #include "pieces.h"
 #include "swappable.h"
 
+#include <fcntl.h>
+
 static bool can_leave(const struct piece *piece)
 {
 	return piece->is_ready && !piece->is_fixed;
@@ -33,10 +35,15 @@ static struct piece *find(CUdeviceptr address)
 	return piece && piece->address == address && can_leave(piece) ? piece : NULL;
 }
 
+/* No program that this one starts shall have the descriptor: the memory would stay on the GPU with it. */
 static CUresult export(const struct piece *piece, int *descriptor)
 {
-	return REAL(cuMemExportToShareableHandle)(descriptor, piece->handle,
-	                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	CUresult result = REAL(cuMemExportToShareableHandle)(descriptor, piece->handle,
+	                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+	                                                     0);
+	if (result == CUDA_SUCCESS)
+		fcntl(*descriptor, F_SETFD, FD_CLOEXEC);
+	return result;
 }
 
 CUresult swappable_export(CUdeviceptr address, int *descriptor)

@@ -150,11 +150,16 @@ size_t swappable_pieces(size_t from, struct swappable_piece *out, size_t most)
 	return count;
 }
 
+/* Descriptors that the thread has open while it moves. */
+static _Atomic int first_exported, connection;
+
 CUresult swappable_export(CUdeviceptr address, int *descriptor)
 {
 	CHECK(is_here[index_of(address)]);
 	order_threads();
 	*descriptor = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (first_exported < 0)
+		first_exported = *descriptor;
 	return CUDA_SUCCESS;
 }
 
@@ -267,6 +272,7 @@ int arbiter_mover(int patience_ms)
 	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
 	CHECK(pthread_create(&thread, NULL, serve, (void *)(intptr_t)ends[1]) == 0);
 	pthread_detach(thread);
+	connection = ends[0];
 	return ends[0];
 }
 
@@ -461,8 +467,12 @@ static void test_what_a_mover_that_hangs_has_comes_back_from_the_next(void)
 
 static void test_a_program_that_does_not_get_quiet_is_not_held_for_long(void)
 {
+	unsigned before = drains;
 	drain_hangs = true;
 	uint32_t word = ask(true);
+	while (drains == before)
+		moment();
+	check_held();
 	wait_for_calls(100); /* though nobody calls the move off */
 	CHECK(work.residence != word);
 	drain_hangs = false;
@@ -571,6 +581,53 @@ static void test_a_forked_child_has_no_barrier(void)
 	wait_for(ask(false));
 }
 
+static bool is_open(int fd)
+{
+	return fcntl(fd, F_GETFD) >= 0;
+}
+
+static void test_a_forked_child_has_none_of_the_descriptors(void)
+{
+	int status;
+	first_exported = -1;
+	leave_with_a_mover_that_hangs(3);
+	CHECK(is_open(first_exported) && is_open(connection));
+	pid_t child = fork();
+	if (child == 0)
+		_exit(is_open(first_exported) || is_open(connection));
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	hangs_at = 0;
+	wait_for(ask(false));
+}
+
+/* It joins the grant anew, with memory of its own that is on the GPU. */
+static void live_in_child(void)
+{
+	memset(is_here, 1, sizeof(is_here));
+	has_context = false;
+	work.residence = 0;
+	residence_start();
+	wait_for(limits.slices[0].residence);
+	CHECK(work.away_bytes == sizeof(pieces));
+	wait_for(ask(false));
+	CHECK(work.away_bytes == 0);
+	_exit(0);
+}
+
+static void test_a_forked_child_can_move_its_own_memory(void)
+{
+	int status;
+#ifdef __SANITIZE_THREAD__
+	return; /* it allows such a child no threads */
+#endif
+	wait_for(ask(true));
+	pid_t child = fork();
+	if (child == 0)
+		live_in_child();
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	wait_for(ask(false));
+}
+
 int main(void)
 {
 	pthread_t callers[CALLERS];
@@ -597,6 +654,8 @@ int main(void)
 	test_work_begun_while_the_gpu_was_waited_for_is_waited_for_too();
 	test_managed_memory_does_not_leave();
 	test_a_forked_child_has_no_barrier();
+	test_a_forked_child_has_none_of_the_descriptors();
+	test_a_forked_child_can_move_its_own_memory();
 	over = true;
 	for (unsigned i = 0; i < CALLERS; i++)
 		CHECK(pthread_join(callers[i], NULL) == 0);
