@@ -4,6 +4,7 @@
 #include "capacity.h"
 #include "enum_names.h"
 #include "grants.h"
+#include "mover_processes.h"
 #include "movers.h"
 #include "page_file.h"
 #include "processes.h"
@@ -281,6 +282,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_number(out, "asker_uid", uid);
 	json_bool(out, "knows_neighbours", true);
 	json_bool(out, "knows_swap", true);
+	json_number(out, "host_memory_bytes", arbiter->movers.processes->most_bytes);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));
 	json_string(out, "driver_version", arbiter->nvml.driver_version);

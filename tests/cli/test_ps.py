@@ -86,7 +86,9 @@ def test_a_swappable_grant_is_shown_with_what_is_away_and_what_is_left() -> None
     assert row.cells(0.0)["away"] == "5 GiB"
     parked = replace(grant, state=GrantState.PARKED, staying_bytes=2 * GIB)
     shown = "\n".join(lines_of(parked))
-    assert "is parked: it holds 5 GiB of host memory, and has left 2 GiB on its GPU" in shown
+    assert (
+        "is parked: 5 GiB of its memory are on the host now, and 2 GiB are left on its GPU" in shown
+    )
     failed = replace(process, moved=replace(moved, failed="host-full"))
     shown = "\n".join(lines_of(replace(grant, processes=(failed,))))
     assert "process 7 did not move its memory: the host has too little free memory" in shown

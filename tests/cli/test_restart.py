@@ -173,3 +173,19 @@ def test_the_next_arbiter_keeps_the_settings_of_the_last(
     assert settings["unjoined"] == "end"
     command = Path(f"/proc/{control.status(state).pid}/cmdline").read_bytes().split(b"\0")
     assert command[command.index(b"--users") + 1] == str(users).encode()
+
+
+def test_what_an_arbiter_may_take_of_the_host_outlives_it(
+    cli: Cli, cli_env: dict[str, str], tenants: Tenants, aliquot_state: Path
+) -> None:
+    state = aliquot_state / "simulated" / "h100-1"
+    command = [aliquot_command(), "arbiter", *ONE, "--host-memory", "3GiB"]
+    with subprocess.Popen(command, env=cli_env) as serving:
+        wait_until(lambda: control.answers(state))
+        assert control.status(state).answer["host_memory_bytes"] == 3 << 30
+        serving.terminate()
+        assert serving.wait(60) == 0
+    running(tenants, "mine")
+    assert control.status(state).answer["host_memory_bytes"] == 3 << 30
+    refused = cli("arbiter", *ONE, "--host-memory", "50%")
+    assert (refused.returncode, "50%" in refused.stderr) == (2, True)

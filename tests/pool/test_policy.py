@@ -42,6 +42,7 @@ def test_the_example_says_everything() -> None:
     assert policy.users == {"alice": UserQuota(gpus=8)}
     assert (policy.half_life_seconds, policy.admin_groups) == (86400.0, ("aliquot-admin",))
     assert policy.worker_processes == 8192
+    assert policy.host_bytes == 64 * GIB
 
 
 def test_an_empty_file_decides_nothing(file: Path) -> None:

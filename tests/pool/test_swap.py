@@ -84,6 +84,47 @@ def test_a_job_whose_memory_cannot_leave_runs_on_and_says_why() -> None:
     assert (state.phase, state.desired, state.stopping) == (JobPhase.RUNNING, Desired.RUN, None)
 
 
+class TestResumed:
+    """A job whose worker is being thawed."""
+
+    def thawing(self) -> tuple[Job, JobState]:
+        job = Job(1, "a", ("true",), Request(memory=EIGHT, swap=True), Sizes((1,)))
+        state = start(job, JobState(), 0, 1, 0.0)
+        state = self.follow(job, state, ALIVE)
+        state = self.follow(job, set_desired(state, Desired.SUSPEND), ALIVE)
+        frozen = replace(ALIVE, frozen=True, confirmed=True)
+        observed = ObservedJob({state.slots[0]: frozen}, unfreezable=None)
+        state = advance(job, state, observed, 1.0)
+        state = advance(job, set_desired(state, Desired.RUN), observed, 1.0)
+        return job, start(job, state, state.generation, 1, 2.0)
+
+    def follow(self, job: Job, state: JobState, worker: ObservedWorker) -> JobState:
+        slots = {state.slots[0]: worker}
+        observed = ObservedJob(slots, allocated=frozenset(state.slots), unfreezable=None)
+        return advance(job, state, observed, 2.0)
+
+    def test_it_says_why_it_is_not_back_yet(self) -> None:
+        job, state = self.thawing()
+        frozen = replace(ALIVE, frozen=True)
+        assert self.follow(job, state, frozen) is state
+        state = self.follow(job, state, replace(frozen, late="the GPU is full"))
+        assert (state.phase, state.reason) == (
+            JobPhase.STARTING,
+            "not resumed yet: the GPU is full",
+        )
+        assert self.follow(job, state, replace(frozen, late="the GPU is full")) is state
+        state = self.follow(job, state, replace(frozen, late="the driver refused a call"))
+        assert state.reason == "not resumed yet: the driver refused a call"
+        assert self.follow(job, state, ALIVE).phase is JobPhase.RUNNING
+
+    def test_one_that_says_so_reaches_its_time_limit(self) -> None:
+        job, state = self.thawing()
+        late = replace(ALIVE, frozen=True, late="the GPU is full")
+        state = self.follow(job, state, late)
+        state = self.follow(replace(job, time_seconds=0.5), state, late)
+        assert "time limit" in state.reason
+
+
 MANAGED = """
 import ctypes, time
 cuda, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()
@@ -94,6 +135,20 @@ cuda.cuCtxSetCurrent(context)
 assert not cuda.cuMemAllocManaged(ctypes.byref(at), ctypes.c_size_t(1 << 20), 1)
 print('there', flush=True)
 time.sleep(1000)
+"""
+
+
+BUSY = """
+import ctypes, pathlib, sys, time
+cuda, context, at = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+assert not cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(1 << 20))
+wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: time.sleep(1000))
+assert not cuda.cuLaunchHostFunc(None, wait, None)
+print('there', flush=True)
+cuda.cuCtxSynchronize()
 """
 
 
@@ -236,3 +291,82 @@ def test_a_program_that_cannot_move_its_memory_runs_on(pool: PoolUp) -> None:
     pool.ask("cancel", "one")
     pool.wait_for("one", "Cancelled")
     pool.leaves_nothing()
+
+
+class TestCalledOff:
+    """A job is being suspended, and its GPU does not finish its work."""
+
+    @pytest.fixture(autouse=True)
+    def suspending(self, pool: PoolUp) -> None:
+        busy = (sys.executable, "-c", BUSY)
+        pool.submit("--name", "one", "--memory", "8GiB", "--swap", "--", *busy)
+        wait_until(lambda: "there" in pool.log("one"), 60)
+        pool.ask("suspend", "one")
+        wait_until(lambda: control.status(pool.state).grants[0].residence is Residence.HOST)
+
+    def test_resumed_it_runs_at_once(self, pool: PoolUp) -> None:
+        pool.ask("resume", "one")
+        pool.wait_for("one", "Running")
+        assert "resumed: its memory had not left yet" in str(pool.job("one")["events"])
+        (grant,) = control.status(pool.state).grants
+        assert (grant.state, grant.residence) == (GrantState.ACTIVE, Residence.GPU)
+        pool.ask("cancel", "one")
+        pool.wait_for("one", "Cancelled")
+        pool.leaves_nothing()
+
+    def test_cancelled_it_ends_at_once(self, pool: PoolUp) -> None:
+        pool.ask("cancel", "one")
+        pool.wait_for("one", "Cancelled")
+        assert "not suspended" not in str(pool.job("one")["events"])
+        pool.leaves_nothing()
+
+
+def test_a_job_whose_copies_are_lost_starts_again(pool: PoolUp, tmp_path: Path) -> None:
+    keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
+    compares(pool, "one")
+    pool.ask("suspend", "one")
+    pool.wait_for("one", "Suspended")
+    answer = control.status(pool.state).answer
+    for pid in (answer["guard_pid"], answer["pid"], answer["serving_pid"]):  # all that have them
+        os.kill(pid, signal.SIGKILL)
+    pool.ask("resume", "one")
+    wait_until(lambda: "could not be thawed" in str(pool.job("one")["events"]), 60)
+    assert "its copy on the host is missing" in str(pool.job("one")["events"])
+    compares(pool, "one")
+    (tmp_path / "end").touch()
+    pool.wait_for("one", "Succeeded")
+    pool.leaves_nothing()
+
+
+def test_a_job_says_why_its_memory_does_not_come_back(pool: PoolUp, tmp_path: Path) -> None:
+    keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
+    compares(pool, "one")
+    pool.ask("suspend", "one")
+    pool.wait_for("one", "Suspended")
+    (grant,) = control.status(pool.state).grants
+    (process,) = grant.processes
+    os.kill(process.pid, signal.SIGSTOP)
+    pool.ask("resume", "one")
+    stopped = f"not resumed yet: process {process.pid} is stopped"
+    wait_until(lambda: stopped in str(pool.job("one")["state"]["reason"]), 60)
+    os.kill(process.pid, signal.SIGCONT)
+    pool.wait_for("one", "Running")
+    compares(pool, "one")
+    (tmp_path / "end").touch()
+    pool.wait_for("one", "Succeeded")
+    pool.leaves_nothing()
+
+
+def test_an_admin_says_how_much_of_the_host_it_may_take(down_pool: PoolUp, tmp_path: Path) -> None:
+    config = tmp_path / "pool.toml"
+    config.write_text("[swap]\nhost_memory = '3GiB'\n")
+    config.chmod(0o600)
+    down_pool.up("--config", str(config))
+    assert control.status(down_pool.state).answer["host_memory_bytes"] == 3 * GIB
+    busy = (sys.executable, "-c", MANAGED)
+    down_pool.submit("--name", "one", "--memory", "8GiB", "--swap", "--", *busy)
+    wait_until(lambda: "there" in down_pool.log("one"), 60)
+    shown = json.loads(down_pool.ask("gpus", "--json").stdout)["host_memory"]
+    assert (shown["limit_bytes"], shown["used_bytes"]) == (3 * GIB, 0)
+    down_pool.ask("cancel", "one")
+    down_pool.wait_for("one", "Cancelled")

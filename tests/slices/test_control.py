@@ -225,6 +225,14 @@ def test_a_status_says_where_memory_is(play: Play, short_tmp: Path) -> None:
     ]
 
 
+def test_a_status_says_what_moved_memory_takes_of_the_host(play: Play, short_tmp: Path) -> None:
+    words = {**status_words(), "host_memory_bytes": 15 << 30}
+    words["gpus"][0]["mover"] = {"host_bytes": 14 << 30, "held_bytes": 20 << 20}
+    play(json.dumps(words).encode() + b"\n")
+    host = control.status(short_tmp).host_memory
+    assert str(host) == "14 GiB ready, 20 MiB in use, of 15 GiB"
+
+
 def test_grants_of_an_older_arbiter_are_not_swappable(play: Play, short_tmp: Path) -> None:
     play(json.dumps(status_words(grant_words("a", slice_words()))).encode() + b"\n")
     status = control.status(short_tmp)

@@ -24,6 +24,8 @@ class Machine:
 
     looks: int = 3  # until memory has moved
     fails: dict[int, str | None] = field(default_factory=dict)  # None: it does not react
+    returns_not: dict[int, str] = field(default_factory=dict)  # why memory does not come back
+    slow: bool = False  # the host makes room all the time
     fits: bool = True
     state: str = "active"
     residence: str = "gpu"
@@ -53,15 +55,19 @@ class Machine:
         words |= {"state": self.state, "swap": True, "residence": self.residence}
         for process in words["processes"]:
             process.update(self._process(process["pid"]))
-        return dict(status_words(words))
+        status = dict(status_words(words))
+        room = self.seen if self.slow else 0
+        status["gpus"][0]["mover"] = {"host_bytes": room, "held_bytes": 0}
+        return status
 
     def _process(self, pid: int) -> dict[str, Any]:
         leaves = self.residence == "host"
-        failed = self.fails.get(pid) if leaves else None
-        if self.seen > self.looks and not (leaves and pid in self.fails):
+        fails = self.fails if leaves else self.returns_not
+        failed = fails.get(pid)
+        if self.seen > self.looks and pid not in fails:
             self.moved[pid] = (self.residence, GIB if leaves else 0)
         place, away = self.moved[pid]
-        if failed is not None:
+        if failed is not None and leaves:
             place = self.residence
         return {
             "residence": place,
@@ -74,7 +80,9 @@ class Machine:
 
 @pytest.fixture
 def play(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Machine], Path]]:
-    monkeypatch.setattr(moving, "PATIENCE_SECONDS", 0.3)
+    for name in ("PATIENCE_SECONDS", "QUIET_SECONDS"):
+        monkeypatch.setattr(moving, name, 0.3)
+    monkeypatch.setattr(moving, "FAILING_SECONDS", 0.1)
     playing: list[Played] = []
 
     def start(machine: Machine) -> Path:
@@ -156,3 +164,81 @@ def test_what_cannot_return_yet_is_tried_again(play: Callable[[Machine], Path]) 
     machine.looks = 0
     moving.thaw(state, "a")
     assert machine.state == "active"
+
+
+def parked(**changes: Any) -> Machine:
+    machine = Machine(state="parked", residence="host", **changes)
+    machine.moved = dict.fromkeys(PIDS, ("host", GIB))
+    return machine
+
+
+def test_a_lost_copy_is_final(play: Callable[[Machine], Path]) -> None:
+    machine = parked(returns_not={2: "no-copy"})
+    with pytest.raises(checkpoint.CannotFreezeError, match="process 2: its copy on the host"):
+        moving.thaw(play(machine), "a")
+
+
+@pytest.mark.parametrize("failure", ["no-mover", "host-full", "gpu-full", "driver"])
+def test_why_memory_does_not_come_back_is_told_soon(
+    play: Callable[[Machine], Path], monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    machine = parked(returns_not={2: failure})
+    state = play(machine)
+    monkeypatch.setattr(moving, "PATIENCE_SECONDS", 1000.0)
+    with pytest.raises(checkpoint.RetryLaterError, match=r"^process 2: the "):
+        moving.thaw(state, "a")
+    machine.returns_not = {}
+    moving.thaw(state, "a")
+    assert machine.state == "active"
+
+
+def test_a_copy_that_is_lost_on_the_way_back_leaves_the_grant_frozen(
+    play: Callable[[Machine], Path],
+) -> None:
+    machine = Machine(fails={2: "host-full"}, returns_not={1: "no-copy"})
+    machine.moved = dict.fromkeys(PIDS, ("host", GIB))
+    state = play(machine)
+    moving.freeze(state, "a")
+    assert (machine.state, machine.residence) == ("switching", "host")
+    with pytest.raises(checkpoint.CannotFreezeError, match="process 1: its copy on the host"):
+        moving.thaw(state, "a")
+
+
+def test_a_freeze_that_is_not_wanted_any_more_is_called_off_at_once(
+    play: Callable[[Machine], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(fails={2: None})
+    state = play(machine)
+    for name in ("PATIENCE_SECONDS", "QUIET_SECONDS"):
+        monkeypatch.setattr(moving, name, 1000.0)
+    wanted = iter([True, True, False])
+    with pytest.raises(checkpoint.CannotFreezeError, match="had not left yet"):
+        moving.freeze(state, "a", lambda: next(wanted))
+    assert machine.heard[-2:] == ["move gpu", "set-state active"]
+    assert all(moved == ("gpu", 0) for moved in machine.moved.values())
+
+
+def test_a_program_that_does_not_get_quiet_is_let_go_before_others(
+    play: Callable[[Machine], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = play(Machine(looks=1_000_000))
+    monkeypatch.setattr(moving, "PATIENCE_SECONDS", 1.0)
+    with pytest.raises(checkpoint.CannotFreezeError, match=r"did not react within 0\.3 s"):
+        moving.freeze(state, "a")
+
+
+def test_a_host_that_makes_room_is_waited_for(play: Callable[[Machine], Path]) -> None:
+    machine = Machine(looks=60, slow=True)  # more than 0.6 s
+    moving.freeze(play(machine), "a")
+    assert all(place == "host" for place, _ in machine.moved.values())
+
+
+def test_a_program_that_still_waits_for_its_gpu_keeps_no_one_waiting(
+    play: Callable[[Machine], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(looks=1_000_000)
+    state = play(machine)
+    monkeypatch.setattr(moving, "PATIENCE_SECONDS", 1000.0)
+    with pytest.raises(checkpoint.CannotFreezeError, match="had not left yet"):
+        moving.freeze(state, "a", lambda: False)
+    assert (machine.state, machine.residence) == ("active", "gpu")

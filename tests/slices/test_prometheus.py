@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot.model import ComputeUse, Gates, GpuProcess, Policy, Priority, Slice, SliceUse
-from aliquot.slices.control import Status
+from aliquot.slices.control import Mover, Status
 from aliquot.slices.prometheus import exposition
 from support import GIB, make_grant, make_shared, uuid_of
 
@@ -139,3 +139,13 @@ def test_any_label_and_value_can_be_parsed(name: str, size: int, seconds: float)
     assert found["aliquot_gpu_memory_used_bytes"][0][1] == size
     assert found["aliquot_arbiter_credit_cpu_seconds_total"][0][1] == seconds
     assert found["aliquot_gpu_stranger_memory_bytes"][0][1] == 0
+
+
+def test_what_moved_memory_takes_of_the_host() -> None:
+    asked = status()
+    gpu = replace(asked.gpus[0], mover=Mover(host_bytes=4 * GIB, held_bytes=GIB))
+    answer = {"host_memory_bytes": 5 * GIB}
+    found = samples(exposition(replace(asked, gpus=(gpu,), answer=answer)))
+    assert found["aliquot_host_memory_limit_bytes"] == [({}, 5 * GIB)]
+    assert found["aliquot_host_memory_ready_bytes"] == [({}, 4 * GIB)]
+    assert found["aliquot_host_memory_used_bytes"] == [({}, GIB)]

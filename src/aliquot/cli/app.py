@@ -632,6 +632,7 @@ def limits(
         "sudo aliquot arbiter",
         "sudo aliquot arbiter --users /root/limits",
         "sudo aliquot arbiter --admission pool",
+        "sudo aliquot arbiter --host-memory 64GiB",
         "aliquot arbiter --simulate h100:8",
     )
 )
@@ -660,6 +661,15 @@ def arbiter(
             "machine and makes grants for users."
         ),
     ] = Admission.USERS,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AMOUNT",
+            show_default="60% of the host's memory; with --admission pool as in pool.toml",
+            help="How much of the host's memory to take at most, for memory that leaves GPUs "
+            "(--swap).",
+        ),
+    ] = None,
 ) -> None:
     """Run the arbiter of this machine in the foreground.
 
@@ -668,7 +678,7 @@ def arbiter(
     """
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
 
-    serve(simulate, users, unjoined, admission)
+    serve(simulate, users, unjoined, admission, host_memory)
 
 
 Prefix = Annotated[

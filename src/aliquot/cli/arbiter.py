@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.tables import print_sentence
 from aliquot.devices import check_version, parse_shape
-from aliquot.model import Admission, format_count
+from aliquot.model import Admission, format_count, parse_amount
+from aliquot.model.errors import InvalidValueError
 from aliquot.pool.arbiter_limits import write_limits
 from aliquot.pool.policy import FILE, PolicyFile
 from aliquot.slices import arbiter_process, control
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def serve(
-    simulate: str | None, users: Path | None, unjoined: Unjoined, admission: Admission
+    simulate: str | None,
+    users: Path | None,
+    unjoined: Unjoined,
+    admission: Admission,
+    host_memory: str | None,
 ) -> None:
     """Become the arbiter of this machine, or of a simulated one."""
     state = slices.locate(parse_shape(simulate) if simulate else None)
@@ -28,11 +33,22 @@ def serve(
     if state.shape is None:
         check_version(driver)
     slices.prepare(state)
-    if users is None and admission is Admission.POOL:
-        directory = state.directory
-        users = write_limits(directory, PolicyFile(FILE if FILE.exists() else None).policy)
-    settings = arbiter_process.ArbiterSettings(users, unjoined, admission)
+    host_bytes = None if host_memory is None else _bytes_of(host_memory)
+    if admission is Admission.POOL:
+        policy = PolicyFile(FILE if FILE.exists() else None).policy
+        users = write_limits(state.directory, policy) if users is None else users
+        host_bytes = policy.host_bytes if host_bytes is None else host_bytes
+    settings = arbiter_process.ArbiterSettings(users, unjoined, admission, host_bytes=host_bytes)
     slices.serve(state.directory, driver, settings)
+
+
+def _bytes_of(text: str) -> int:
+    amount = parse_amount(text).bytes
+    if amount is None:
+        raise InvalidValueError(
+            f"--host-memory {text} is not an amount of memory", "Give one, for example 64GiB."
+        )
+    return amount
 
 
 def restart(simulate: str | None) -> bool:

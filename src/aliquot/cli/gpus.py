@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aliquot.devices import Inventory, Shape
     from aliquot.model import Gpu
     from aliquot.slices import StateDirectory
+    from aliquot.slices.control import HostMemory, Status
 
 COLUMNS = (
     Column("gpu", "GPU", right=True),
@@ -53,14 +54,16 @@ def show_gpus(simulate: str | None, output: Output) -> None:
     """Print the GPUs of this machine; inside a grant, its slices."""
     shape = devices.parse_shape(simulate) if simulate else None
     if is_inside_grant(os.environ):
-        inventory, granted = devices.read_inventory(devices.ambient_driver()), {}
+        inventory, status = devices.read_inventory(devices.ambient_driver()), None
     else:
         state = slices.locate(shape)
         if shape is not None:
             slices.prepare(state)
-        inventory, granted = devices.read_inventory(state.driver()), _granted(state)
+        inventory, status = devices.read_inventory(state.driver()), _status(state)
+    granted = {one.gpu.uuid: one.granted_bytes for one in status.gpus} if status else {}
+    host = status.host_memory if status else None
     if output.json:
-        print_json(_as_json(inventory, granted, shape))
+        print_json(_as_json(inventory, granted, host, shape))
         return
     if is_terminal() and output.template is None:
         kind = f"simulated {shape} · " if shape else ""
@@ -70,23 +73,28 @@ def show_gpus(simulate: str | None, output: Output) -> None:
     if is_terminal() and output.template is None and any(gpu.links for gpu in inventory.gpus):
         for part in _parts(inventory.gpus, terminal_width()):
             _print_links(inventory.gpus, part)
+    if is_terminal() and output.template is None and host is not None:
+        print_text("\n")
+        print_sentence(f"host memory for programs that leave a GPU (--swap): {host}")
 
 
-def _granted(state: StateDirectory) -> dict[str, int]:
-    """The granted memory of each GPU; empty without an arbiter."""
+def _status(state: StateDirectory) -> Status | None:
+    """The arbiter's status; None without an arbiter."""
     try:
         slices.revive(state)
-        found = control.status(state.directory).gpus
+        return control.status(state.directory)
     except ArbiterError:
-        return {}
-    return {one.gpu.uuid: one.granted_bytes for one in found}
+        return None
 
 
-def _as_json(inventory: Inventory, granted: dict[str, int], shape: Shape | None) -> dict[str, Any]:
+def _as_json(
+    inventory: Inventory, granted: dict[str, int], host: HostMemory | None, shape: Shape | None
+) -> dict[str, Any]:
     return {
         "simulated": None if shape is None else str(shape),
         "driver_version": inventory.driver_version,
         "cuda_version": _cuda(inventory),
+        "host_memory": None if host is None else asdict(host),
         "gpus": [
             {
                 **asdict(gpu),

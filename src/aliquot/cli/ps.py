@@ -395,7 +395,7 @@ def _held_by_parked(grant: Grant) -> str:
         return f"it has left {left} on its GPU"
     if grant.is_swappable:
         away = format_bytes(grant.away_bytes)
-        return f"it holds {away} of host memory, and has left {left} on its GPU"
+        return f"{away} of its memory are on the host now, and {left} are left on its GPU"
     held = format_bytes(sum(use.used_bytes for use in grant.use))
     return f"it holds {held} of host memory, and none of its GPUs"
 

@@ -117,6 +117,11 @@ class Moved:
     failed: str | None = None
 
     @property
+    def is_lost(self) -> bool:
+        """Whether memory that is away can never come back."""
+        return self.failed == "no-copy" and self.away_bytes > 0
+
+    @property
     def why_failed(self) -> str | None:
         """The reason in words; None if nothing failed."""
         if self.failed is None:

@@ -51,6 +51,7 @@ class ObservedWorker:
     - `frozen`: its process is frozen, and its GPU memory is on the host, as last reported.
     - `confirmed`: that report answers the job's current generation, and no change is under way.
     - `freeze_error`: why it could not be frozen or thawed.
+    - `late`: why it is not thawed yet; that is tried again.
     """
 
     phase: WorkerPhase
@@ -62,6 +63,7 @@ class ObservedWorker:
     frozen: bool = False
     confirmed: bool = False
     freeze_error: str | None = None
+    late: str | None = None
     ended_at: float | None = None
 
     @property

@@ -215,8 +215,15 @@ def _await_start(job: Job, state: JobState, observed: ObservedJob, now: float) -
     if trouble is not None:
         return _abandon_start(job, state, trouble, now)
     if frozen or not whole:
-        return state
+        return _tell_why_late(state, frozen, observed)
     return _enter(state, JobPhase.RUNNING, now, f"running with {_workers(state.size)}")
+
+
+def _tell_why_late(state: JobState, frozen: list[Slot], observed: ObservedJob) -> JobState:
+    found = (observed.slots[slot].late for slot in frozen)
+    late = next((why for why in found if why is not None), None)
+    why = state.reason if late is None else f"not resumed yet: {late}"
+    return state if why == state.reason else replace(state, reason=why)
 
 
 def _fail(job: Job, state: JobState, rank: int, worker: ObservedWorker, now: float) -> JobState:

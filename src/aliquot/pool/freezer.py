@@ -5,7 +5,8 @@ is a process, because a call to the driver may hang. For a swappable grant, whos
 their memory themselves, it is a thread of the pool: that is there at once. The next pool continues.
 
 Only one freezer works on a slot at a time. Its result names the generation that asked, and says
-whether the worker is frozen or why that failed. If a freezer is killed, the next one continues from
+whether the worker is frozen or why that failed; or why a swappable one is not back yet, while it is
+tried again. If a freezer is killed, the next one continues from
 what the driver reports (`slices.checkpoint`). A driver that hangs does not block the pool; a worker
 that should be frozen after it waits for ten minutes and is then asked to save.
 """
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +48,19 @@ def main(folder: Path) -> None:
         while (request := read_json(folder / FREEZE_REQUEST)) is not None:
             if _is_done(folder, request):
                 return
+            is_wanted = partial(_is_wanted, folder, request)
             try:
-                write_json(folder / FREEZE_RESULT, _carry_out(launch, request))
-            except checkpoint.RetryLaterError:
+                write_json(folder / FREEZE_RESULT, _carry_out(launch, request, is_wanted))
+            except checkpoint.RetryLaterError as error:
+                if launch.get("swap", False) and not request["frozen"]:
+                    late = {"generation": request["generation"], "frozen": True}
+                    write_json(folder / FREEZE_RESULT, {**late, "late": error.message})
                 time.sleep(_RETRY_SECONDS)
+
+
+def _is_wanted(folder: Path, request: dict[str, Any]) -> bool:
+    """Whether the pool still wants that; otherwise a swappable worker goes on at once."""
+    return not request.get("called_off") and read_json(folder / FREEZE_REQUEST) == request
 
 
 def _is_done(folder: Path, request: dict[str, Any]) -> bool:
@@ -60,20 +71,25 @@ def _is_done(folder: Path, request: dict[str, Any]) -> bool:
     return result["frozen"] == request["frozen"] or "error" in result
 
 
-def _carry_out(launch: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+def _carry_out(
+    launch: dict[str, Any], request: dict[str, Any], is_wanted: Callable[[], bool]
+) -> dict[str, Any]:
     """Freeze or thaw the worker; the result to write."""
     result = {"generation": request["generation"], "frozen": request["frozen"]}
     try:
-        _change(launch, frozen=request["frozen"])
+        _change(launch, is_wanted, frozen=request["frozen"])
     except checkpoint.CannotFreezeError as error:
         return {**result, "frozen": not request["frozen"], "error": error.message}
     return result
 
 
-def _change(launch: dict[str, Any], *, frozen: bool) -> None:
+def _change(launch: dict[str, Any], is_wanted: Callable[[], bool], *, frozen: bool) -> None:
     state, name = Path(launch["state"]), launch["grant"]
     if launch.get("swap", False):  # an earlier pool started no such workers
-        (moving.freeze if frozen else moving.thaw)(state, name)
+        if frozen:
+            moving.freeze(state, name, is_wanted)
+        else:
+            moving.thaw(state, name)
         return
     driver = Driver(Path(launch["driver"]["cuda"]), Path(launch["driver"]["nvml"]))
     change = checkpoint.freeze if frozen else checkpoint.thaw

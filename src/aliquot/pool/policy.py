@@ -76,6 +76,7 @@ class PoolPolicy:
     half_life_seconds: float = HALF_LIFE_SECONDS
     admin_groups: tuple[str, ...] = (ADMIN_GROUP,)
     worker_processes: int | None = None  # None: as `pool_cgroup` chooses
+    host_bytes: int | None = None  # for memory that leaves GPUs; None: as the arbiter chooses
 
     def quota_of(self, name: str, uid: int, groups: frozenset[str]) -> UserQuota:
         """The limits of a user: its own, else those of its first group in the file, else all's.
@@ -272,8 +273,9 @@ def _policy(content: _Table) -> PoolPolicy:
         ),
         admin_groups=(admins := content.table("admins")).texts("groups") or (ADMIN_GROUP,),
         worker_processes=(workers := content.table("workers")).whole("processes", 1 << 22, least=1),
+        host_bytes=(swap := content.table("swap")).memory("host_memory"),
     )
-    for table in (limits, share, admins, workers, content):
+    for table in (limits, share, admins, workers, swap, content):
         table.end()
     return found
 

@@ -5,7 +5,8 @@ jobs/NUMBER/G.R/grant             the grant that the worker joins
 jobs/NUMBER/G.R/launch            what the supervisor runs
 jobs/NUMBER/G.R/owner             the supervisor's process, or void; written once, never changed
 jobs/NUMBER/G.R/end               how the worker ended; the file is as old as that is ago
-jobs/NUMBER/G.R/freeze-request    whether the worker should be frozen, and which generation asks
+jobs/NUMBER/G.R/freeze-request    whether the worker should be frozen, and which generation asks;
+                                  or that a swappable one that is being frozen shall go on
 jobs/NUMBER/G.R/freeze-result     whether it is frozen, or why that failed (`freezer`)
 jobs/NUMBER/G.R/cgroup            where the worker's cgroup is (`cgroup`), if it has one
 jobs/NUMBER/G.R/notices/          files of the pool for the worker (`aliquot.worker`)
@@ -127,6 +128,7 @@ class SlotFolder:
             frozen=bool(result.get("frozen")),
             confirmed=confirmed,
             freeze_error=result.get("error") if confirmed else None,
+            late=result.get("late") if confirmed else None,
         )
 
     def _ended(self) -> ObservedWorker | None:

@@ -55,6 +55,7 @@ def bring_up(
         policies = PolicyFile(policy)
         if directory.shared and policy is not None:
             _choose_limits(state, policies)
+        _choose_host_memory(state, policies, say)
         pool = PoolController(
             directory,
             JobStore(directory.database),
@@ -85,6 +86,21 @@ def _choose_limits(state: StateDirectory, policies: PolicyFile) -> None:
     if settings.users is None and not control.answers(state.directory):
         users = write_limits(state.directory, policies.policy)
         replace(settings, users=users).store(state.directory)
+
+
+def _choose_host_memory(
+    state: StateDirectory, policies: PolicyFile, say: Callable[[str], None]
+) -> None:
+    """Let the next arbiter take as much of the host's memory as the policy says, if it does."""
+    wanted, settings = policies.policy.host_bytes, ArbiterSettings.of(state.directory)
+    if wanted is None:
+        return
+    if settings.host_bytes != wanted:
+        replace(settings, host_bytes=wanted).store(state.directory)
+    if control.answers(state.directory):
+        has = control.status(state.directory).answer.get("host_memory_bytes")
+        if has != wanted:
+            say("swap.host_memory holds from the next start of the arbiter on: it runs already")
 
 
 def _serve(pool: PoolController, say: Callable[[str], None]) -> None:

@@ -27,6 +27,7 @@ from aliquot.model.errors import (
     UnsupportedError,
     UserLimitError,
 )
+from aliquot.model.job import Desired
 from aliquot.model.job_state import ObservedJob, Slot
 from aliquot.pool import freezer, processes, supervisor
 from aliquot.pool.capacity import MachinePlan
@@ -340,6 +341,8 @@ class LocalWorkers:
     def _request_freeze(self, stored: StoredJob, slot: Slot, *, frozen: bool) -> None:
         key, folder = (stored.job.number, slot), self._folder(stored.job, slot)
         request = {"generation": stored.state.generation, "frozen": frozen}
+        if frozen and stored.job.request.swap and stored.state.desired is Desired.RUN:
+            request["called_off"] = True
         if read_json(folder.path / FREEZE_REQUEST) != request:
             write_json(folder.path / FREEZE_REQUEST, request)
         if key in self._freezers:

@@ -48,25 +48,28 @@ class ArbiterSettings:
 
     Whatever starts the next one, the limits of users and the policy stay. `users`: the file of
     their limits; None: the default. `foreground`: a service manager or a person started it, and may
-    be about to start the next one.
+    be about to start the next one. `host_bytes`: what it takes of the host's memory at most, for
+    memory that leaves GPUs; None: the default.
     """
 
     users: Path | None = None
     unjoined: Unjoined = Unjoined.REPORT
     admission: Admission = Admission.USERS
     foreground: bool = False
+    host_bytes: int | None = None
 
     @classmethod
     def of(cls, directory: Path) -> ArbiterSettings:
         """Those of the last arbiter there; the defaults if there was none."""
         try:
             stored = json.loads((directory / SETTINGS).read_text("utf-8"))
-            users = stored["users"]
+            users, host = stored["users"], stored.get("host_memory_bytes")
             return cls(
                 None if users is None else Path(users),
                 Unjoined(stored["unjoined"]),
                 Admission(stored.get("admission", Admission.USERS)),  # an earlier one has none
                 bool(stored.get("foreground", False)),
+                None if host is None else int(host),
             )
         except FileNotFoundError:
             return cls()
@@ -83,6 +86,7 @@ class ArbiterSettings:
             "unjoined": str(self.unjoined),
             "admission": str(self.admission),
             "foreground": self.foreground,
+            "host_memory_bytes": self.host_bytes,
         }
         new = directory / f".{SETTINGS}"
         new.write_text(json.dumps(content), "utf-8")
@@ -280,6 +284,8 @@ def _command(directory: Path, driver: Driver, settings: ArbiterSettings) -> list
     options = ["--state", str(directory), "--nvml", str(driver.nvml)]
     options += ["--cuda", str(driver.cuda)]
     options += ["--unjoined", str(settings.unjoined), "--admission", str(settings.admission)]
+    if settings.host_bytes is not None:
+        options += ["--host-memory", str(settings.host_bytes)]
     return [_program(), *options, *([] if users is None else ["--users", str(users)])]
 
 

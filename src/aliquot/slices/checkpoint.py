@@ -331,8 +331,13 @@ def find_stopped(grant: Grant) -> str | None:
 
 
 def find_grant(state: Path, name: str) -> Grant:
-    """The grant of that name; NoSuchGrantError if there is none."""
-    for grant in control.status(state).grants:
+    """The grant of that name, as it is now; NoSuchGrantError if there is none."""
+    return grant_named(control.status(state), name)
+
+
+def grant_named(status: Status, name: str) -> Grant:
+    """The grant of that name in a status; NoSuchGrantError if there is none."""
+    for grant in status.grants:
         if grant.name == name:
             return grant
     raise NoSuchGrantError(f"there is no grant named {name}")

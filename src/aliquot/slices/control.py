@@ -37,6 +37,7 @@ from aliquot.model import (
     Slice,
     SliceUse,
     Turn,
+    format_bytes,
     name_for,
 )
 from aliquot.model.errors import (
@@ -118,12 +119,40 @@ _NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Mover:
+    """The process that copies memory between a GPU and the host, and its memory there.
+
+    It has `host_bytes`; copies use `held_bytes` of them.
+    """
+
+    host_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The host's memory that an arbiter has for memory that leaves GPUs.
+
+    It takes `limit_bytes` at most and has taken `ready_bytes`; copies use `used_bytes` of these.
+    """
+
+    limit_bytes: int
+    ready_bytes: int
+    used_bytes: int
+
+    def __str__(self) -> str:
+        ready, used = format_bytes(self.ready_bytes), format_bytes(self.used_bytes)
+        return f"{ready} ready, {used} in use, of {format_bytes(self.limit_bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
 class SharedGpu:
     """A GPU, how much of it is granted, and the processes that use it outside all grants.
 
     `answers`: NVML reports on it; a GPU that has fallen off the bus does not answer.
     `contended`: slices take turns on it. `context_bytes` is what one context takes of it, 0 if that
-    is not known yet; `context_is_measured`: it is no estimate.
+    is not known yet; `context_is_measured`: it is no estimate. `mover` is None until it has had a
+    swappable slice.
     """
 
     gpu: Gpu
@@ -133,6 +162,7 @@ class SharedGpu:
     contended: bool = False
     context_bytes: int = 0
     context_is_measured: bool = False
+    mover: Mover | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +194,18 @@ class Status:
     def knows_swap(self) -> bool:
         """Whether this arbiter makes swappable grants; an older one refuses to."""
         return bool(self.answer.get("knows_swap", False))
+
+    @property
+    def host_memory(self) -> HostMemory | None:
+        """The host's memory for memory that leaves GPUs; None if no GPU has used it."""
+        movers = [one.mover for one in self.gpus if one.mover is not None]
+        if not movers:
+            return None
+        return HostMemory(
+            limit_bytes=self.answer.get("host_memory_bytes", 0),  # an older arbiter does not say
+            ready_bytes=sum(one.host_bytes for one in movers),
+            used_bytes=sum(one.held_bytes for one in movers),
+        )
 
     @property
     def admission(self) -> Admission:
@@ -496,7 +538,13 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
         contended=reply["compute"]["contended"],
         context_bytes=reply.get("context_bytes", 0),
         context_is_measured=reply.get("context_is_measured", False),
+        mover=_mover(reply.get("mover")),
     )
+
+
+def _mover(reply: dict[str, Any] | None) -> Mover | None:
+    """An older arbiter has none."""
+    return None if reply is None else Mover(reply["host_bytes"], reply["held_bytes"])
 
 
 def _reported_strength(figures: dict[str, Any] | None) -> float:

@@ -7,9 +7,9 @@ how far they are. To freeze a grant:
 1. Set it to switching: its gates open, so that its GPU work ends.
 2. Say that its memory shall be on the host, and wait until every process has dealt with that.
 
-The caller then parks it. If a process fails or does not react, all memory comes back, the programs
-go on, and CannotFreezeError says why. To thaw it, it must fit again: then it is switching, its
-memory comes back, and it is active.
+The caller then parks it. If a process fails, does not react or is wanted again, all memory comes
+back, the programs go on, and CannotFreezeError says why. To thaw it, it must fit again: then it is
+switching, its memory comes back, and it is active. Only a copy that is gone is final.
 
 Both directions continue where an earlier call was interrupted.
 """
@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from aliquot.model import GrantState, Residence, format_bytes
+from aliquot.model import GrantState, Residence
 from aliquot.model.errors import NoCapacityError
 from aliquot.slices import control, procfs
 from aliquot.slices.checkpoint import (
@@ -28,6 +29,7 @@ from aliquot.slices.checkpoint import (
     RetryLaterError,
     find_grant,
     find_stopped,
+    grant_named,
     no_refusal,
 )
 
@@ -36,17 +38,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.model import Grant, Process
+    from aliquot.slices.control import Status
 
 PATIENCE_SECONDS = 60.0  # without progress: the host may have to make room first
+QUIET_SECONDS = 10.0  # the same before the first memory leaves: the program must get quiet for that
 STOPPED_SECONDS = 10.0  # the same for a process that a signal has stopped
+FAILING_SECONDS = 1.0  # the same until it is told why memory does not come back
 
 _POLL_SECONDS = 0.01
 
 
-def freeze(state: Path, name: str) -> None:
+def freeze(state: Path, name: str, is_wanted: Callable[[], bool] = lambda: True) -> None:
     """Move the memory of all processes of a grant to the host, or of none.
 
-    CannotFreezeError: they keep running.
+    CannotFreezeError: they keep running, also because it was not wanted any more. If a copy is lost
+    on the way back, the grant is frozen: `thaw` then says that it is lost.
     """
     grant = find_grant(state, name)
     if grant.state is GrantState.PARKED:
@@ -57,16 +63,17 @@ def freeze(state: Path, name: str) -> None:
         with no_refusal():
             control.set_state(state, name, GrantState.SWITCHING)
             control.move(state, name, Residence.HOST)
-            _await(state, name, _has_left)
+            _await(state, name, _has_left, partial(_check_leaving, is_wanted))
     except CannotFreezeError:
-        _call_off(state, name)
-        raise
+        if _call_off(state, name):
+            raise
 
 
 def thaw(state: Path, name: str) -> None:
     """Bring the memory of all processes of a grant back to its GPU, and let them continue.
 
-    RetryLaterError: the grant does not fit, or some memory is not back yet.
+    RetryLaterError: the grant does not fit, or some memory is not back yet. CannotFreezeError: a
+    copy is lost.
     """
     with no_refusal():
         try:
@@ -74,33 +81,90 @@ def thaw(state: Path, name: str) -> None:
         except NoCapacityError as error:
             raise RetryLaterError(error.message) from error
         control.move(state, name, Residence.GPU)
-        try:
-            _await(state, name, _has_returned)
-        except CannotFreezeError as error:  # the programs try again without end
-            raise RetryLaterError(error.message) from error
+        _await(state, name, _has_returned, partial(_check_returning, FAILING_SECONDS))
         control.set_state(state, name, GrantState.ACTIVE)
 
 
-def _call_off(state: Path, name: str) -> None:
-    """Let all programs go on, also those whose memory is still on its way back."""
+def _call_off(state: Path, name: str) -> bool:
+    """Let all programs go on, also those whose memory is still on its way back.
+
+    False: a copy is lost, so that one cannot go on. All memory is to leave again.
+    """
     with no_refusal():
         control.move(state, name, Residence.GPU)
-        with suppress(CannotFreezeError):
-            _await(state, name, lambda one: _has_returned(one) or procfs.is_stopped(one.pid))
+        try:
+            with suppress(RetryLaterError):
+                _await(state, name, _is_back_or_stopped, _check_called_off)
+        except CannotFreezeError:
+            control.move(state, name, Residence.HOST)
+            return False
         control.set_state(state, name, GrantState.ACTIVE)
+    return True
 
 
-def _await(state: Path, name: str, is_done: Callable[[Process], bool]) -> None:
-    """Wait until that is so of every process; CannotFreezeError if one does nothing for long."""
-    before: list[object] = []
+def _await(
+    state: Path,
+    name: str,
+    is_done: Callable[[Process], bool],
+    check: Callable[[list[Process], float], None],
+) -> None:
+    """Wait until that is so of every process.
+
+    `check` is told which are left, and for how many seconds nothing has changed. It raises to end
+    the wait.
+    """
+    before: object = None
     since = time.monotonic()
-    while left := [one for one in _live(find_grant(state, name)) if not is_done(one)]:
-        if before != (before := [one.moved for one in left]):
+    while True:
+        status = control.status(state)
+        grant = grant_named(status, name)
+        left = [one for one in _live(grant) if not is_done(one)]
+        if not left:
+            return
+        room = _host_memory(status) if grant.residence is Residence.HOST else []
+        if before != (before := ([one.moved for one in left], room)):
             since = time.monotonic()
-        stopped = any(procfs.is_stopped(one.pid) for one in left)
-        if time.monotonic() - since > (STOPPED_SECONDS if stopped else PATIENCE_SECONDS):
-            raise CannotFreezeError(_why_not_done(left))
+        check(left, time.monotonic() - since)
         time.sleep(_POLL_SECONDS)
+
+
+def _host_memory(status: Status) -> list[object]:
+    """What changes while the host makes room, and while copies come and go."""
+    movers = (one.mover for one in status.gpus)
+    return [(one.host_bytes, one.held_bytes) for one in movers if one is not None]
+
+
+def _check_leaving(is_wanted: Callable[[], bool], left: list[Process], seconds: float) -> None:
+    """Raise CannotFreezeError if memory need not leave any more, or will not."""
+    if not is_wanted():
+        raise CannotFreezeError("its memory had not left yet")
+    begun = any(one.moved.away_bytes for one in left if one.moved)
+    patience = PATIENCE_SECONDS if begun else QUIET_SECONDS
+    if seconds > _patience(left, patience):
+        raise CannotFreezeError(_why_not_done(left, patience))
+
+
+def _check_returning(failing_seconds: float, left: list[Process], seconds: float) -> None:
+    """Raise CannotFreezeError if a copy is lost, RetryLaterError if memory does not come back."""
+    for one in left:
+        if one.moved is not None and one.moved.is_lost:
+            raise CannotFreezeError(f"process {one.pid}: {one.moved.why_failed}")
+    failing = any(one.moved.failed for one in left if one.moved)
+    patience = _patience(left, PATIENCE_SECONDS)
+    if seconds > (min(patience, failing_seconds) if failing else patience):
+        raise RetryLaterError(_why_not_done(left, patience))
+
+
+def _check_called_off(left: list[Process], seconds: float) -> None:
+    """As for a return; but who has all memory and still waits for its GPU goes on by itself."""
+    if seconds > FAILING_SECONDS and not any(one.moved.away_bytes for one in left if one.moved):
+        raise RetryLaterError(_why_not_done(left, seconds))
+    _check_returning(PATIENCE_SECONDS, left, seconds)
+
+
+def _patience(left: list[Process], seconds: float) -> float:
+    stopped = any(procfs.is_stopped(one.pid) for one in left)
+    return min(seconds, STOPPED_SECONDS) if stopped else seconds
 
 
 def _live(grant: Grant) -> list[Process]:
@@ -122,13 +186,15 @@ def _has_returned(process: Process) -> bool:
     return process.moved is not None and process.moved.settled
 
 
-def _why_not_done(left: list[Process]) -> str:
+def _is_back_or_stopped(process: Process) -> bool:
+    return _has_returned(process) or procfs.is_stopped(process.pid)
+
+
+def _why_not_done(left: list[Process], seconds: float) -> str:
     stopped = [one for one in left if procfs.is_stopped(one.pid)]
     if stopped:
         return f"process {stopped[0].pid} is stopped, by a signal or a debugger"
-    process = left[0]
-    moved = process.moved
-    if moved is not None and moved.failed is not None:
-        away = format_bytes(moved.away_bytes)
-        return f"process {process.pid}: {moved.why_failed}; {away} are on the host"
-    return f"process {process.pid} did not react within {PATIENCE_SECONDS:g} s"
+    for one in left:
+        if one.moved is not None and one.moved.failed is not None:
+            return f"process {one.pid}: {one.moved.why_failed}"
+    return f"process {left[0].pid} did not react within {seconds:g} s"

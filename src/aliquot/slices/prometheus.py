@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.model import ComputeUse, GrantState, Slice, SliceUse
-    from aliquot.slices.control import SharedGpu, Status
+    from aliquot.slices.control import HostMemory, SharedGpu, Status
 
 T = TypeVar("T")
 
@@ -52,6 +52,26 @@ _ARBITER: tuple[_Family[Status], ...] = (
         "counter",
         "Processor time of the thread that gives credit.",
         lambda status: status.credit_cpu_seconds,
+    ),
+)
+_HOST: tuple[_Family[HostMemory], ...] = (
+    _Family(
+        "aliquot_host_memory_limit_bytes",
+        "gauge",
+        "Memory of the host that may be taken for GPU memory.",
+        lambda host: host.limit_bytes,
+    ),
+    _Family(
+        "aliquot_host_memory_ready_bytes",
+        "gauge",
+        "Memory of the host that is taken for GPU memory, in use or not.",
+        lambda host: host.ready_bytes,
+    ),
+    _Family(
+        "aliquot_host_memory_used_bytes",
+        "gauge",
+        "Memory of the host that GPU memory is in.",
+        lambda host: host.used_bytes,
     ),
 )
 _GPU: tuple[_Family[SharedGpu], ...] = (
@@ -165,6 +185,7 @@ def exposition(status: Status | None) -> str:
     if status is not None:
         parts = list(_parts(status))
         lines += _families(_ARBITER, [({}, status)])
+        lines += _families(_HOST, [({}, host)] if (host := status.host_memory) else [])
         lines += _gpu_info(status.gpus)
         lines += _families(_GPU, [(_gpu_labels(one), one) for one in status.gpus])
         lines += _slice_info(parts)
