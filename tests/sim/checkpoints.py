@@ -48,7 +48,7 @@ def close_gate(target: Program) -> None:
 def entry_of(target: Program, sim_env: dict[str, str]) -> gpu_time.Process:
     """The process's entry in the machine's file."""
     place = Path(sim_env["ALIQUOT_SIMULATE_STATE"]) / "machine"
-    lines: list[gpu_time.Process] = gpu_time.Map.from_buffer_copy(place.read_bytes()).processes
+    lines: list[gpu_time.Process] = gpu_time.Times.from_buffer_copy(place.read_bytes()).processes
     return next(line for line in lines if line.used and line.pid == target.pid)
 
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
-MAGIC, VERSION = 0x31304D4953514C41, 5
+MAGIC, VERSION = 0x31304D4953514C41, 6
 MAX_GPUS, MAX_PROCESSES, MAX_ENDED, MAX_SEATS, BUCKETS = 16, 1024, 256, 4096, 16
-MAX_SHARES = 256
+MAX_SHARES = 8192
 NONE, NEVER = (1 << 32) - 1, (1 << 64) - 1
 QUEUED = 1
 
@@ -96,7 +98,6 @@ class Engine(ctypes.Structure):
 
 class Share(ctypes.Structure):
     _fields_ = (
-        ("id", U64),
         ("bytes", U64),
         ("gpu", U32),
         ("owner", U32),
@@ -104,8 +105,10 @@ class Share(ctypes.Structure):
     )
 
 
-class Map(ctypes.Structure):
-    _fields_ = (
+class Times(ctypes.Structure):
+    """The beginning of the file: all but the memory that processes share, which is most of it."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("magic", U64),
         ("version", U32),
         ("size", U32),
@@ -119,7 +122,17 @@ class Map(ctypes.Structure):
         ("ended_count", U64),
         ("ended", Ended * MAX_ENDED),
         ("seats", Seat * MAX_SEATS),
+    )
+
+
+class Map(Times):
+    """The whole file."""
+
+    _fields_ = (
         ("share_count", U64),
+        ("shares_high", U32),
+        ("reserved", U32),
+        ("share_ids", U64 * MAX_SHARES),
         ("shares", Share * MAX_SHARES),
     )
 
@@ -141,14 +154,15 @@ def read(state_dir: Path) -> GpuTime:
     """A consistent snapshot; `state_dir` is the folder in ALIQUOT_SIMULATE_STATE."""
     while True:
         now = time.monotonic_ns()
-        shared = Map.from_buffer_copy((state_dir / "machine").read_bytes())
+        with (state_dir / "machine").open("rb") as file:
+            shared = Times.from_buffer_copy(file.read(ctypes.sizeof(Times)))
         assert (shared.magic, shared.version) == (MAGIC, VERSION)
         found = _sum_up(shared, now)
         if found:
             return found
 
 
-def _sum_up(shared: Map, now: int) -> GpuTime | None:
+def _sum_up(shared: Times, now: int) -> GpuTime | None:
     """None: the file was read in the middle of a change."""
     live = [entry for entry in shared.processes[: shared.high] if entry.used]
     processes: Counter[tuple[int, int]] = Counter()

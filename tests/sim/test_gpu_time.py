@@ -32,10 +32,15 @@ def place(sim_env: dict[str, str]) -> Path:
     return Path(sim_env["ALIQUOT_SIMULATE_STATE"])
 
 
+def members(structure: type[ctypes.Structure]) -> list[str]:
+    """Those of the structure that it begins with, then its own."""
+    begins = [member for base in structure.__bases__ for member in getattr(base, "_fields_", ())]
+    return [member[0] for member in (*begins, *structure._fields_)]
+
+
 def layout(name: str) -> list[str]:
     """A structure's size and the offsets of its members, as C expressions."""
-    members = [member[0] for member in STRUCTURES[name]._fields_]
-    places = [f"offsetof(struct {name}, {member})" for member in members]
+    places = [f"offsetof(struct {name}, {member})" for member in members(STRUCTURES[name])]
     return [f"sizeof(struct {name})", *places]
 
 
@@ -56,7 +61,7 @@ def test_the_layout_is_that_of_the_simulation(tmp_path: Path) -> None:
     expected: list[int] = []
     for structure in STRUCTURES.values():
         expected.append(ctypes.sizeof(structure))
-        expected += [getattr(structure, member[0]).offset for member in structure._fields_]
+        expected += [getattr(structure, member).offset for member in members(structure)]
     expected += [gpu_time.MAGIC, gpu_time.VERSION, gpu_time.QUEUED]
     assert dict(zip(expressions, map(int, found), strict=True)) == dict(
         zip(expressions, expected, strict=True)
