@@ -1,12 +1,14 @@
 """Two trainings in turns on a GPU that has room for one: suspended and resumed by the pool.
 
-    python bench/gpu/suspend.py [--turns 6] [--steps 1500] [--layers 16] [--swap] [--json]
+    python bench/gpu/suspend.py [--turns 6] [--steps 1500] [--layers 16] [--jobs 2] [--swap]
 
 Needs an NVIDIA GPU with a driver from R570 on, and PyTorch. A pool of its own, in which a job that
 does nothing has all of the GPU but room for one and a half trainings. Each training
 (work_losses.py, 16 GiB) runs to its end alone first: those are the losses it should have. Then both
 are submitted, and take turns of a few seconds: one is suspended, the other resumed. With `--swap`
-their memory leaves the GPU and its contexts stay, otherwise the driver's checkpoint takes all.
+their memory leaves the GPU and its contexts stay, otherwise the driver's checkpoint takes all; the
+first one is suspended when the host's memory is ready for it, and how long that took is said. With
+`--jobs 1` one training is suspended and resumed.
 Said are the seconds from the request to suspend to Suspended, and from the request to resume to the
 first new step, what the GPU had in use, and whether the losses are the same to the last bit. Exit
 code 0: they are. The requests are the pool's, as `aliquot suspend` sends them; to start the command
@@ -36,6 +38,7 @@ GIB = 1 << 30
 BESIDE_LAYERS_GIB = 3  # what a training takes beside 1 GiB for each layer
 SPARE_GIB = 5
 TURN_SECONDS = 4.0
+TRAININGS = (("one", 1), ("two", 2))  # their names and seeds
 WAIT_SECONDS = 120.0
 
 
@@ -43,7 +46,7 @@ class Pool:
     """`aliquot up` in a folder of its own."""
 
     def __init__(self, folder: Path, ending: ExitStack, *, swap: bool) -> None:
-        self.state, self._swap = folder, ["--swap"] if swap else []
+        self.state, self.swaps = folder, swap
         os.environ["ALIQUOT_STATE"] = str(folder)
         self._log = (folder / "up.log").open("wb")
         up = subprocess.Popen([*ALIQUOT, "up"], stdout=self._log, stderr=self._log)
@@ -58,8 +61,8 @@ class Pool:
 
     def train(self, name: str, steps: int, seed: int, layers: int) -> None:
         program = [sys.executable, str(HERE / "work_losses.py"), str(steps), str(seed), str(layers)]
-        room = f"{layers + BESIDE_LAYERS_GIB}GiB"
-        self.ask("submit", "--name", name, "--memory", room, *self._swap, "--", *program)
+        room, swap = f"{layers + BESIDE_LAYERS_GIB}GiB", ["--swap"] if self.swaps else []
+        self.ask("submit", "--name", name, "--memory", room, *swap, "--", *program)
 
     def occupy(self, name: str, memory: int) -> None:
         self.ask("submit", "--name", name, "--memory", str(memory), "--", "sleep", "3600")
@@ -81,6 +84,11 @@ class Pool:
 
     def used(self) -> int:
         return control.status(self.state).gpus[0].gpu.used_bytes
+
+    def host_is_ready(self) -> bool:
+        """Whether the host has memory for what the trainings have on the GPU."""
+        mover = control.status(self.state).answer["gpus"][0]["mover"]
+        return bool(mover["ready_bytes"] >= mover["wanted_bytes"])
 
     def until(self, so: Any) -> float:
         """How long it took to be so."""
@@ -129,19 +137,24 @@ def resume(pool: Pool, name: str) -> dict[str, Any]:
 
 
 def take_turns(pool: Pool, names: list[str], turns: int) -> list[dict[str, Any]]:
-    said = []
-    running, other = names
+    said: list[dict[str, Any]] = []
+
+    def say(one: dict[str, Any]) -> None:
+        said.append(one)
+        print(one, file=sys.stderr, flush=True)
+
+    running, other = names[0], names[-1]
     pool.until_it_works(running)
+    if pool.swaps:
+        say({"ready_seconds": pool.until(pool.host_is_ready)})
     for turn in range(turns):
         time.sleep(TURN_SECONDS)
         out = suspend(pool, running)
         if out is None:
             break
-        said.append(out)
-        print(out, file=sys.stderr, flush=True)
-        if turn:
-            said.append(resume(pool, other))
-            print(said[-1], file=sys.stderr, flush=True)
+        say(out)
+        if turn or other == running:
+            say(resume(pool, other))
         else:  # it has waited for room
             pool.until_it_works(other)
         running, other = other, running
@@ -155,7 +168,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         total = control.status(folder).gpus[0].gpu.memory_bytes
         room = (options.layers + BESIDE_LAYERS_GIB + SPARE_GIB) * GIB
         pool.occupy("rest", total - room)
-        trainings = {"one": 1, "two": 2}
+        trainings = dict(TRAININGS[: options.jobs])
         size = options.steps, options.layers
         should = {
             name: alone(pool, f"{name}-alone", size[0], seed, size[1])
@@ -181,6 +194,9 @@ def show(result: dict[str, Any]) -> None:
         if seconds:
             spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
             print(f"{what} {len(seconds)} times: {median(seconds):.2f} s ({spread})")
+    for one in result["turns"]:
+        if "ready_seconds" in one:
+            print(f"the host's memory was ready {one['ready_seconds']:.1f} s after the first steps")
     for name, allocated in result["allocated"].items():
         same = "the same" if result["same"][name] else "NOT THE SAME"
         words = f"{format_bytes(allocated)} at most, {result['steps']} steps"
@@ -192,6 +208,7 @@ def main() -> int:
     options.add_argument("--turns", type=int, default=6)
     options.add_argument("--steps", type=int, default=1500)
     options.add_argument("--layers", type=int, default=16)
+    options.add_argument("--jobs", type=int, choices=(1, 2), default=2)
     options.add_argument("--swap", action="store_true", help="memory that leaves the GPU")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()

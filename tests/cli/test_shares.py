@@ -143,6 +143,8 @@ def test_top_in_a_file_prints_a_line_per_slice_and_refresh(cli: Cli, play: Play)
         "got": "30.0%",
         "memory_used_bytes": str(GIB),
         "memory_limit_bytes": str(8 * GIB),
+        "memory_away_bytes": "0",
+        "memory_fixed_bytes": "0",
         "backlog": "12",
         "handovers_per_second": "50.0",
         "wait_p50_seconds": "0.010000",

@@ -530,7 +530,8 @@ def test_the_pages_first_pod_asks_for_two_half_gpus() -> None:
 
 
 def test_the_pages_extender_is_the_charts(manifest: chart.Objects) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    texts = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (text,) = (one for one in texts if "KubeSchedulerConfiguration" in one)
     (config,) = chart.objects(text)
     assert config["percentageOfNodesToScore"] == 100
     (told,) = config["extenders"]
