@@ -187,6 +187,12 @@ static void end(void)
 		pause_ns(1000 * 1000);
 }
 
+/* What pthread_atfork is in glibc. Weak, because musl has none: there the library only loads, to say that
+ * the driver needs glibc. */
+extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void),
+                             void *library);
+#pragma weak __register_atfork
+
 /* --- its start ---------------------------------------------------------------------------------- */
 
 /* The driver needs threads, so their functions are there; before glibc 2.34 in a library of their own. */
@@ -233,7 +239,7 @@ void residence_start(void)
 	if (!life || !residence_make(asked()))
 		return;
 	if (!atomic_exchange(&handles_forks, true))
-		pthread_atfork(NULL, NULL, forked);
+		__register_atfork(NULL, NULL, forked, NULL);
 	if (!start_thread(life))
 		forward_say("no thread can be started: this program's memory cannot leave the GPU");
 	else
