@@ -9,6 +9,11 @@
 /* The arbiter was stopped for longer: nobody knows who used the GPU. */
 #define PASSED_MOST_NS (1000 * SECOND_NS)
 
+/* While contenders take turns the arbiter looks more often than this. A longer time without a look is
+ * one in which the machine stood still, or had no processor for the arbiter; it counts as this much of
+ * a drain, because the program may not have run either. */
+#define GAP_COUNTED_NS (10 * MILLISECOND_NS)
+
 #define LOOK_LEAST_NS (15 * MICROSECOND_NS)
 #define LOOK_HOLDER_NS (200 * MICROSECOND_NS)
 #define LOOK_WITH_LATENCY_NS (100 * MICROSECOND_NS)
@@ -233,6 +238,24 @@ static void take_turns(struct turns *turns, uint64_t now)
 	}
 }
 
+static uint64_t later(uint64_t time, uint64_t by, uint64_t now)
+{
+	return time + by < now ? time + by : now;
+}
+
+/* No contender is late because nobody looked. */
+static void forgive_gap(struct turns *turns, uint64_t passed, uint64_t now)
+{
+	if (!turns->contended || passed <= GAP_COUNTED_NS)
+		return;
+	EACH (contender, turns) {
+		if (contender->state != CONTENDER_DRAINS)
+			continue;
+		contender->since = later(contender->since, passed - GAP_COUNTED_NS, now);
+		contender->alone_at = later(contender->alone_at, passed - GAP_COUNTED_NS, now);
+	}
+}
+
 uint64_t turns_look(struct turns *turns, uint64_t now)
 {
 	uint64_t passed = now > turns->looked_at ? now - turns->looked_at : 0;
@@ -240,6 +263,7 @@ uint64_t turns_look(struct turns *turns, uint64_t now)
 		passed = PASSED_MOST_NS;
 	unsigned sharers = turns_sharers(turns);
 	turns->looked_at = now;
+	forgive_gap(turns, passed, now);
 	turns_charge(turns, passed);
 	EACH (contender, turns)
 		contender_look(contender, contender_is_on_the_gpu(contender) ? sharers : 0, now);

@@ -15,7 +15,7 @@
  *
  * There is no deadlock: a holder that does not drain within a bound is overdue, and the next contender
  * starts. Then the GPU's own time-slicing shares the GPU between them. That is a fallback; the figures
- * count it for the contender that was late.
+ * count it for the contender that was late. Time in which the arbiter could not look hardly counts.
  *
  * A contender whose grant is not active is excluded: its gates are open, and it is not observed, not
  * waited for and not charged. When its grant is active again it starts like one that had no work.
@@ -34,7 +34,7 @@
  * No clock, no system call, no lock: the caller passes the time and gets the time of the next look;
  * the pages are plain memory. Guarantee: whatever the work pages say, every contender with work that
  * is not in the background, not `hard` and out of tokens, and has only processes that gates can hold,
- * holds the GPU again within the sum of the others' windows and bounds.
+ * holds the GPU again within the sum of the others' windows and bounds, if the caller looks in time.
  */
 #ifndef ARBITER_TURNS_H
 #define ARBITER_TURNS_H

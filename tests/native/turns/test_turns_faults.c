@@ -19,6 +19,42 @@ static void an_endless_kernel_blocks_nobody(void)
 	CHECK(busy_part(1, SEC) > 35); /* at the same time, by the GPU's own time-slicing */
 }
 
+/* Neither the arbiter nor the programs run for a while, on a host that has too much to do. */
+static void stand_still(uint64_t ns)
+{
+	gpu.now += ns;
+}
+
+static void a_machine_that_stands_still_makes_nobody_late(void)
+{
+	begin_test(71);
+	add_share(60, &busy);
+	add_share(40, &busy);
+	for (unsigned i = 0; i < 200; i++) {
+		simulated_gpu_run(&gpu, (20 + i % 7) * MS);
+		stand_still((60 + i % 11 * 30) * MS);
+	}
+	CHECK(all_fallbacks() == 0);
+	simulated_gpu_run(&gpu, 500 * MS);
+	run_noted(2 * SEC);
+	NEAR(said(0), 60, 1);
+}
+
+static void an_endless_kernel_is_overdue_although_the_arbiter_looks_rarely(void)
+{
+	begin_test(72);
+	add_share(50, &busy);
+	add_share(50, &busy);
+	simulated_gpu_run(&gpu, 500 * MS);
+	shares[0].program.never_ends = true;
+	simulated_gpu_run(&gpu, 30 * MS);
+	for (unsigned i = 0; i < 20; i++) {
+		stand_still(40 * MS);
+		simulated_gpu_run(&gpu, 1 * MS);
+	}
+	CHECK(shares[0].contender.state == CONTENDER_OVERDUE);
+}
+
 static void a_process_stopped_in_its_window_blocks_nobody(void)
 {
 	begin_test(14);
@@ -291,6 +327,8 @@ int main(void)
 	a_process_without_gates_takes_its_own_slices_share();
 	counts_near_the_end_of_their_range_hurt_nobody_else();
 	an_endless_kernel_blocks_nobody();
+	a_machine_that_stands_still_makes_nobody_late();
+	an_endless_kernel_is_overdue_although_the_arbiter_looks_rarely();
 	a_process_stopped_in_its_window_blocks_nobody();
 	work_of_a_stopped_process_is_not_counted_as_use();
 	a_slice_alone_is_not_observed();
