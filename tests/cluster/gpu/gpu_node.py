@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aliquot
 from aliquot.devices import Driver, find_driver, parse_shape, read_inventory
@@ -134,16 +135,19 @@ class GpuNode:
         wanted = len(self.steps(name)) + count
 
         def so() -> bool:
-            if self.phase(name) == "Failed":
-                raise ClusterError(f"{name} failed: " + "\n".join(self.lines(name)[-20:]))
+            status = self.status(name)
+            if status["phase"] == "Failed":
+                raise ClusterError("\n".join([f"{name} failed: {status}", *self.lines(name)[-20:]]))
             return len(self.steps(name)) >= wanted
 
         self.cluster.wait_until(so, 60, f"{name} does {wanted} steps", every=0.2)
 
+    def status(self, name: str) -> dict[str, Any]:
+        found = self.cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")
+        return dict(found["status"])
+
     def phase(self, name: str) -> str:
-        return str(
-            self.cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")["status"]["phase"]
-        )
+        return str(self.status(name)["phase"])
 
     def wait_for_phase(self, name: str, phase: str) -> None:
         self.cluster.wait_for_pod(name, "default", phase, 120)

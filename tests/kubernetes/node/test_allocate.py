@@ -351,6 +351,48 @@ def test_a_call_waits_a_second_for_its_pod(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("seed", range(6))  # the order of the calls for memory and compute
+def test_ids_stay_healthy_between_the_calls_for_a_container(tmp_path: Path, seed: int) -> None:
+    """Else the kubelet would count ids that it gave as lost, and reject the next pod."""
+    core = "aliquot.io/vcuda-core"
+
+    async def go() -> None:
+        kubelet = Kubelet(seed)
+        node = Node(tmp_path, kubelet)
+        first = make_pod("first", memory=6, core=30)
+        node.pods.observe(None, first)
+        lists = [node.ids.ids(core)]
+
+        async def between() -> None:
+            lists.append(node.ids.ids(core))
+
+        assert await kubelet.admit(node, first, between)
+        assert [sum(healthy for _, healthy in one) for one in lists] == [GPUS * 100] * 3
+
+    asyncio.run(go())
+
+
+def test_ids_for_a_pod_rejected_between_its_calls_are_offered_once(tmp_path: Path) -> None:
+    core, memory = "aliquot.io/vcuda-core", "aliquot.io/vcuda-memory"
+
+    async def go() -> None:
+        kubelet = Kubelet(0)
+        node = Node(tmp_path, kubelet)
+        rejected, other = make_pod("rejected", memory=6, core=30), make_pod("other", memory=4)
+        for pod in (rejected, other):
+            node.pods.observe(None, pod)
+        grant = await node.allocator.allocate(memory, tuple(f"m{at}" for at in range(6)))
+        assert grant is not None
+        assert node.ids.counts()[core] == GPUS * 100
+        assert await kubelet.admit(node, other)
+        assert node.ids.counts()[core] == GPUS * 100 - 30, "no call for it is under way any more"
+        with node.saved.changing() as allocations:
+            allocations.release(grant.name)
+        assert node.ids.counts()[core] == GPUS * 100
+
+    asyncio.run(go())
+
+
 def test_a_failed_write_refuses_the_call_and_changes_nothing(tmp_path: Path) -> None:
     async def go() -> None:
         kubelet = Kubelet(0)

@@ -149,6 +149,8 @@ class Allocator:
                 calls.grant = self._extend(calls, container, calls.grant, ids)
         calls.container = container
         calls.ids |= ids
+        if calls.grant is not None:
+            self._ids.expect(calls.grant.name, calls.missing)
         self._not_started = {
             name: at for name, at in self._not_started.items() if name in allocations.grants
         }

@@ -8,6 +8,9 @@ the plan decides that. So an id belongs to a container or to nobody, and these r
   kind leaves the counts of the other kinds, and an id in use is never unhealthy. What a container
   has without an id is not offered twice: growth by a resize, or the GPUs of an ended pod whose ids
   the kubelet gave to another pod while its processes still end.
+- Between the calls for a container's resources its grant has ids of some of them only. The ids that
+  the next calls will name stay healthy: the kubelet has chosen them, or is about to, and would
+  count them as lost, and reject the next pod, until it gets the next list.
 - No id ever leaves the list: it only turns unhealthy.
 
 Pure: derived from the allocations, where each grant has its ids.
@@ -26,7 +29,7 @@ from aliquot.kubernetes.api.presets import SLOTS
 from aliquot.kubernetes.node.grants.allocations import UNUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.api.presets import Preset, Role
@@ -107,6 +110,7 @@ class DeviceIds:
         self.allocations = allocations
         self.resources = {resource.name: resource for resource in resources}
         self._in_use = _InUse()
+        self._expected: tuple[str, Mapping[str, int]] = ("", {})  # a grant, and units by resource
         self._listed: dict[str, tuple[set[str], list[tuple[str, bool]]]] = {}  # as last listed
 
     def grant_with(self, id_: str) -> str | None:
@@ -138,7 +142,7 @@ class DeviceIds:
         Healthy ids stay healthy while their number stays the same.
         """
         in_use = self._used().by_resource.get(resource, set())
-        count = len(in_use) + self.free(resource)
+        count = self._count(resource)
         last = self._listed.get(resource)
         if last is None or len(last[0]) != count or not in_use <= last[0]:
             names = self._all_ids(resource)
@@ -149,8 +153,14 @@ class DeviceIds:
 
     def counts(self) -> dict[str, int]:
         """How many ids of each resource are healthy: the node's allocatable units."""
-        in_use = self._used().by_resource
-        return {name: len(in_use.get(name, ())) + self.free(name) for name in self.resources}
+        return {name: self._count(name) for name in self.resources}
+
+    def expect(self, grant: str, units: Mapping[str, int]) -> None:
+        """Say what the kubelet asks for next: the rest of a container that has its grant.
+
+        The next container's calls replace this, and it ends with the grant.
+        """
+        self._expected = (grant, units)
 
     def take_away(
         self, resource: str, ids: Iterable[str], keep: Iterable[ContainerGrant] = ()
@@ -163,6 +173,15 @@ class DeviceIds:
         ]
         if any(new is not old for new, old in zip(after, before, strict=True)):
             self.allocations.rewrite(after)
+
+    def _count(self, resource: str) -> int:
+        in_use = self._used().by_resource.get(resource, ())
+        return len(in_use) + self.free(resource) + self._expected_units(resource)
+
+    def _expected_units(self, resource: str) -> int:
+        name, units = self._expected
+        grant = self.allocations.grants.get(name)
+        return 0 if grant is None or resource in grant.device_ids else units.get(resource, 0)
 
     def _used(self) -> _InUse:
         if self._in_use.revision != self.allocations.revision:

@@ -94,9 +94,15 @@ class ContainerCalls:
         return all(container.units.get(name) == len(ids) for name, ids in self.ids.items())
 
     @property
+    def missing(self) -> dict[str, int]:
+        """The units for which no call has come yet."""
+        units = self.container.units
+        return {name: count for name, count in units.items() if name not in self.ids}
+
+    @property
     def complete(self) -> bool:
         """Whether a call has come for each of the container's resources."""
-        return self.ids.keys() >= self.container.units.keys()
+        return not self.missing
 
 
 def candidates(
