@@ -23,6 +23,8 @@ struct credit_slice {
 	bool takes_part; /* the machine has its GPU */
 	struct contender contender;
 	struct recent_usage usage;
+	uint64_t
+		idle_from; /* it is not idle for longer: its grant was made, a program has joined, ... */
 	bool was_exempt;
 	uint64_t fallbacks, exemptions;
 	int32_t late_pid;
@@ -81,6 +83,15 @@ static void read_gates(const struct contender *contender, struct credit_figures 
 			out->gates = worker->view.gates;
 			out->why = out->gates == ALIQUOT_GATES_FAIL ? worker->view.why : 0;
 		}
+}
+
+/* For how long none of its programs has had work that the turns could see. */
+static uint64_t idle_ns(const struct credit_slice *slice, uint64_t now)
+{
+	uint64_t from = slice->contender.active_at;
+	if (from < slice->idle_from)
+		from = slice->idle_from;
+	return now > from ? now - from : 0;
 }
 
 /* Records what a look at the turns has changed, for credit_read. */
@@ -280,7 +291,8 @@ int credit_add_grant(struct grant *grant)
 		slice->takes_part = grant->gpus[i] != NULL;
 		if (!slice->takes_part)
 			continue;
-		turns_add(turns_of(grant, i), &slice->contender, &settings, joint, loop_now());
+		slice->idle_from = loop_now();
+		turns_add(turns_of(grant, i), &slice->contender, &settings, joint, slice->idle_from);
 		joint = &slice->contender;
 	}
 	added->next = credit->grants;
@@ -303,6 +315,8 @@ void credit_change_grant(struct grant *grant)
 		struct turns_settings settings = settings_of(grant, i);
 		if (!slice->takes_part)
 			continue;
+		if (slice->contender.settings.grant_state != settings.grant_state)
+			slice->idle_from = now; /* what it does while it is not active is not observed */
 		turns_change(&slice->contender, &settings, now);
 		record_changes(slice, now); /* the last time, if it no longer takes turns */
 	}
@@ -341,10 +355,15 @@ int credit_add_process(struct process *process)
 	const struct process_pages *pages = &process->pages;
 	added->pid = process->pid;
 	pthread_mutex_lock(&credit->lock);
-	for (uint32_t i = 0; i < grant->slice_count; i++)
-		if (grant->credit->slices[i].takes_part)
-			turns_enter(&grant->credit->slices[i].contender, &added->workers[i], &pages->work[i],
-			            &pages->credit->slices[i], loop_now());
+	uint64_t now = loop_now();
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		struct credit_slice *slice = &grant->credit->slices[i];
+		if (!slice->takes_part)
+			continue;
+		slice->idle_from = now;
+		turns_enter(&slice->contender, &added->workers[i], &pages->work[i],
+		            &pages->credit->slices[i], now);
+	}
 	added->next = grant->credit->processes;
 	grant->credit->processes = added;
 	wake_locked(credit);
@@ -401,6 +420,7 @@ void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out
 		.weight = read->contender.weight,
 		.turns = read->contender.figures,
 		.usage = recent_usage_read(&read->usage, &seen, loop_now()),
+		.idle_ns = idle_ns(read, loop_now()),
 		.backlog = turns_backlog(&read->contender),
 		.exemptions = read->exemptions,
 		.late_pid = read->late_pid,

@@ -40,6 +40,10 @@ struct credit_figures {
 	double weight; /* in percent of the GPU */
 	struct turns_figures turns;
 	struct recent_figures usage;
+	/* Since when its programs have launched nothing and had no unfinished work; at most since this arbiter
+	 * started, the grant became active or a program joined. Copies alone are not seen, nor is a kernel
+	 * that runs on while its program neither launches nor waits, nor what gates cannot hold. */
+	uint64_t idle_ns;
 	uint64_t backlog;    /* quanta */
 	uint64_t exemptions; /* times it was exempt from turns for a while */
 	int32_t late_pid;    /* the process that was late at the newest fallback; 0: unknown */

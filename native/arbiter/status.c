@@ -103,6 +103,17 @@ static uint64_t quantile_ns(const struct credit_figures *figures, double part)
 	return (uint64_t)(turns_wait_quantile(&figures->turns, part) * (double)SECOND_NS);
 }
 
+/* Whether some of its work is not seen. */
+static bool works_unseen(const struct grant *grant, uint32_t i,
+                         const struct credit_figures *figures)
+{
+	bool unseen = figures->gates == ALIQUOT_GATES_FAIL || figures->gates == ALIQUOT_GATES_INVALID ||
+	              grant->unjoined_bytes[i];
+	for (uint32_t slot = 0; slot < grant->process_end; slot++)
+		unseen |= grant->processes[slot] && *grant->processes[slot]->ungated;
+	return unseen;
+}
+
 static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 {
 	struct credit_figures figures;
@@ -122,6 +133,10 @@ static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 	json_number(out, "wait_p99_ns", quantile_ns(&figures, 0.99));
 	json_number(out, "recent_used_ns", figures.usage.recent_ns);
 	json_number(out, "recent_ns", figures.usage.window_ns);
+	if (works_unseen(grant, i, &figures))
+		json_string(out, "idle_ns", NULL);
+	else
+		json_number(out, "idle_ns", figures.idle_ns);
 	json_close(out, '}');
 }
 

@@ -258,7 +258,7 @@ class TestFigures:
         assert abs(status["now_ns"] - time.monotonic_ns()) < 10**10
         assert status["credit_cpu_ns"] >= 0
         compute = arbiter.compute()
-        del compute["recent_ns"]
+        del compute["recent_ns"], compute["idle_ns"]
         assert compute == {
             "gates": "untried",
             "why": 0,
@@ -310,3 +310,40 @@ class TestFigures:
         wait_until(lambda: arbiter.compute()["state"] == "idle")
         wait_until(lambda: share() == 0)
         assert arbiter.compute()["used_ns"] < before + 2_000_000_000
+
+    def test_a_slice_is_idle_since_its_last_work(self, arbiter: Arbiter, tenants: Tenants) -> None:
+        tenant = tenants(arbiter.make())
+        wait_until(lambda: arbiter.compute()["idle_ns"] > 700_000_000)
+        tenant.run()
+        started = arbiter.status()["now_ns"]
+        wait_until(lambda: arbiter.status()["now_ns"] > started + 1_200_000_000)
+        assert arbiter.compute()["idle_ns"] < 100_000_000
+        tenant.tell("rest")
+        rested = arbiter.status()["now_ns"]
+        wait_until(lambda: arbiter.status()["now_ns"] > rested + 700_000_000)
+        status = arbiter.status()
+        idle = status["grants"][0]["slices"][0]["compute"]["idle_ns"]
+        assert 600_000_000 < idle < status["now_ns"] - started
+
+    def test_a_slice_with_unfinished_work_is_not_idle(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        tenant = tenants(arbiter.make())
+        tenant.hello()
+        tenant.tell("gates", 0, wire.GATES_WORK, 0)
+        tenant.tell("launch", 0, 1)
+        launched = arbiter.status()["now_ns"]
+        wait_until(lambda: arbiter.status()["now_ns"] > launched + 700_000_000)
+        assert arbiter.compute()["idle_ns"] < 100_000_000
+        tenant.tell("catch-up", 0)
+        wait_until(lambda: arbiter.compute()["idle_ns"] > 200_000_000)
+
+    def test_nobody_knows_how_long_a_slice_was_idle_whose_work_is_not_seen(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        tenant = tenants(arbiter.make())
+        tenant.hello()
+        tenant.tell("gates", 0, wire.GATES_FAIL, 801)
+        assert arbiter.compute()["idle_ns"] is None
+        tenant.kill()
+        wait_until(lambda: arbiter.compute()["idle_ns"] is not None)

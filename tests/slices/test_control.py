@@ -105,6 +105,7 @@ def test_a_status_is_parsed(play: Play, short_tmp: Path) -> None:
             wait_p50_ns=SECOND // 2,
             wait_p99_ns=SECOND // 4,
             recent_used_ns=SECOND // 4,
+            idle_ns=3 * SECOND // 2,
         ),
     )
     gpu = gpu_words(contended=True, strangers=[{"pid": 9, "name": "stray", "bytes": 3}])
@@ -134,8 +135,18 @@ def test_a_status_is_parsed(play: Play, short_tmp: Path) -> None:
         wait_p99_seconds=0.25,
         recent_used_seconds=0.25,
         recent_seconds=1.0,
+        idle_seconds=1.5,
     )
     assert grant.compute[0].got_ratio == 0.25
+
+
+@pytest.mark.parametrize("words", [{}, {"idle_ns": None}])
+def test_an_arbiter_that_does_not_know_how_long_a_slice_was_idle(
+    play: Play, short_tmp: Path, words: dict[str, Any]
+) -> None:
+    answer = status_words(grant_words("a", slice_words(compute=compute_words(**words))))
+    play(json.dumps(answer).encode() + b"\n")
+    assert control.status(short_tmp).grants[0].compute[0].idle_seconds is None
 
 
 def test_make_is_one_line(play: Play, short_tmp: Path) -> None:

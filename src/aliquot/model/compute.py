@@ -34,6 +34,10 @@ class ComputeUse:
     `why` is the CUDA error code if `gates` fail. `weight_percent` is the share of the GPU that
     follows from the requests of all slices. `recent_*` cover about the last second. The quantiles
     of the waits are None if the slice never waited.
+
+    `idle_seconds`: since when its programs have launched nothing and had no unfinished work, at
+    most since the arbiter started, the grant became active or a program joined. None: some of its
+    work is not seen (gates fail, or a program has not joined). Copies alone do not count as work.
     """
 
     gates: Gates = Gates.UNTRIED
@@ -50,6 +54,7 @@ class ComputeUse:
     wait_p99_seconds: float | None = None
     recent_used_seconds: float = 0.0
     recent_seconds: float = 0.0
+    idle_seconds: float | None = None
 
     @property
     def got_ratio(self) -> float | None:

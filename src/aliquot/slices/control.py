@@ -651,4 +651,5 @@ def _compute(reply: dict[str, Any]) -> ComputeUse:
         wait_p99_seconds=reply["wait_p99_ns"] / _NANOSECONDS if reply["waits"] else None,
         recent_used_seconds=reply["recent_used_ns"] / _NANOSECONDS,
         recent_seconds=reply["recent_ns"] / _NANOSECONDS,
+        idle_seconds=None if reply.get("idle_ns") is None else reply["idle_ns"] / _NANOSECONDS,
     )
