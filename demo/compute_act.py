@@ -20,6 +20,7 @@ from aliquot.slices import control
 from stage import Tenant, aliquot
 
 if TYPE_CHECKING:
+    from aliquot.slices.arbiter_status import Status
     from stage import Stage
 
 # How far a share may be from the requested one, in percent of the GPU. Completed kernels also
@@ -199,7 +200,7 @@ class ComputeAct:
         return table
 
 
-def computes(seen: control.Status) -> dict[str, ComputeUse]:
+def computes(seen: Status) -> dict[str, ComputeUse]:
     """The compute figures of each grant's first slice, by name."""
     return {grant.name: grant.compute[0] for grant in seen.grants}
 

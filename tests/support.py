@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from aliquot.model import ComputeUse, Gpu, GpuProcess, Grant, Slice, SliceUse
-from aliquot.slices.control import SharedGpu
+from aliquot.slices.arbiter_status import SharedGpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -25,13 +25,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
 from aliquot.devices import parse_shape
 from aliquot.model import Policy, Priority
 from aliquot.model.errors import AliquotError, ArbiterError
 from aliquot.slices import control
+
+if TYPE_CHECKING:
+    from aliquot.slices.arbiter_status import Status
 
 HERE = Path(__file__).parent
 GRANT, SWAP, PLAIN, MPS, MPS_LOW = "grant", "swap", "plain", "mps", "mps-low"
@@ -285,7 +288,7 @@ class Stage:
 
     # --- the arbiter
 
-    def status(self) -> control.Status:
+    def status(self) -> Status:
         return control.status(self.state.directory)
 
     def set_shares(self, shares: Mapping[Spec, Share]) -> None:
@@ -330,6 +333,6 @@ class Stage:
                 os.kill(number, signal.SIGKILL)
 
 
-def arbiter_processes(status: control.Status) -> list[int]:
+def arbiter_processes(status: Status) -> list[int]:
     """The arbiter's guard, its parent, and the arbiter itself."""
     return [status.answer[key] for key in ("guard_pid", "pid", "serving_pid")]

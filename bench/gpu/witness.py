@@ -22,7 +22,7 @@ from programs import GRANT, PATIENCE_SECONDS, Share, Spec, Stage
 from aliquot.model.errors import AliquotError
 
 if TYPE_CHECKING:
-    from aliquot.slices import control
+    from aliquot.slices.arbiter_status import Status
 
 LEAD_SECONDS = 0.8  # before a window: shares have changed, run-ahead is steady
 TAIL_SECONDS = 0.3
@@ -81,7 +81,7 @@ class Sample:
     turn: Mapping[str, str]
 
 
-def sample(status: control.Status) -> Sample:
+def sample(status: Status) -> Sample:
     compute = {grant.name: grant.compute[0] for grant in status.grants}
     return Sample(
         when=status.now,

@@ -40,6 +40,7 @@ from aliquot.pool.client import NoPoolError, connect
 from aliquot.pool.grant_seeker import Wait, open_grant
 from aliquot.pool.submission import submit_job
 from aliquot.slices import control
+from aliquot.slices.arbiter_status import SharedGpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -212,7 +213,7 @@ def gpus(*, simulate: str | None = None) -> tuple[GpuInfo, ...]:
     except ArbiterError:  # none runs: nothing is granted
         slices.prepare(state)
         found = devices.read_inventory(state.driver()).gpus
-    return tuple(_gpu_info(control.SharedGpu(gpu, 0, ())) for gpu in found)
+    return tuple(_gpu_info(SharedGpu(gpu, 0, ())) for gpu in found)
 
 
 def grants(*, simulate: str | None = None) -> tuple[Grant, ...]:
@@ -534,7 +535,7 @@ def _program_name() -> str:
     return Path(sys.argv[0] if sys.argv else "").name or "python"
 
 
-def _gpu_info(one: control.SharedGpu) -> GpuInfo:
+def _gpu_info(one: SharedGpu) -> GpuInfo:
     gpu = one.gpu
     return GpuInfo(
         index=gpu.index,

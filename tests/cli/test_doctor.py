@@ -14,7 +14,8 @@ import pytest
 from aliquot.devices import Shape
 from aliquot.slices import StateDirectory, control, diagnostics
 from aliquot.slices.arbiter_process import ArbiterSettings
-from aliquot.slices.control import NoArbiterError, SilentArbiterError, Status
+from aliquot.slices.arbiter_status import Status
+from aliquot.slices.control import NoArbiterError, SilentArbiterError
 from aliquot.slices.user_limits import read_limits
 from cli.terminal import on_terminal
 from conftest import aliquot_command

@@ -22,7 +22,7 @@ from aliquot.devices import Shape as Simulated
 from aliquot.model import Grant, GrantState, Life, Moved, Process, Residence
 from aliquot.model.errors import AliquotError
 from aliquot.slices import LocalMachine, StateDirectory, Survey
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from cli.conftest import Tenants, grants_of
 from cli.terminal import Terminal, on_terminal
 from conftest import Cli, aliquot_command

@@ -17,7 +17,7 @@ from aliquot.pool.runs import RunMode, RunRequest
 from aliquot.pool.schedule import PoolScheduler
 from aliquot.pool.store import JobStore, StoreError
 from aliquot.slices import control
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from support import GIB, make_grant, make_shared
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aliquot.model import Grant
     from aliquot.pool.store import StoredJob
     from aliquot.pool.workers import LocalWorkers
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 OWNER = Owner(4001, 4001, "alice")
 CALLER = Caller(OWNER, frozenset(), admin=False)

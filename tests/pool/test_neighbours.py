@@ -32,7 +32,7 @@ from aliquot.pool.runs import Waiting
 from aliquot.pool.schedule import PoolScheduler, UserShares
 from aliquot.pool.workers import LocalWorkers, Runtime, job_label
 from aliquot.slices import StateDirectory
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from pool.test_batch import FOREVER
 from pool.test_run_schedule import ALICE, BOB, NOW, job, run
 from slices.played import Played, gpu_words, status_words

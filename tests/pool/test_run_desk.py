@@ -22,7 +22,7 @@ from aliquot.pool.encoding import encode_request
 from aliquot.pool.run_client import RunConnection
 from aliquot.pool.runs import RunDesk, Waiting
 from aliquot.pool.store import JobStore
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from support import make_shared, wait_until
 
 if TYPE_CHECKING:

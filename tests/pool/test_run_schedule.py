@@ -20,7 +20,7 @@ from aliquot.pool.runs import RunMode, RunRequest, Waiting
 from aliquot.pool.schedule import PoolScheduler, UserShares
 from aliquot.pool.store import StoredJob
 from aliquot.pool.workers import grant_name
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from support import GIB, make_grant, make_shared, uuid_of
 
 NOW = 100_000.0

@@ -24,7 +24,7 @@ from aliquot.slices import control
 from support import GIB, make_grant, make_shared, wait_until
 
 if TYPE_CHECKING:
-    from aliquot.slices.control import SharedGpu
+    from aliquot.slices.arbiter_status import SharedGpu
     from pool.conftest import PoolUp
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from aliquot.slices.named_gpus import with_named_gpus
 from support import GIB, MIB, make_grant, make_shared, uuid_of
 
 if TYPE_CHECKING:
-    from aliquot.slices.control import SharedGpu
+    from aliquot.slices.arbiter_status import SharedGpu
 
 
 def ask(gpus: int = 1, gib: int | None = 8) -> Request:

@@ -16,7 +16,7 @@ from aliquot.slices import (
     local_machines,
     state_directory,
 )
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from support import GIB, make_grant, make_shared
 
 H100 = Shape("h100", 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot.model import ComputeUse, Gates, GpuProcess, Policy, Priority, Slice, SliceUse
-from aliquot.slices.control import Mover, Status
+from aliquot.slices.arbiter_status import Mover, Status
 from aliquot.slices.prometheus import exposition
 from support import GIB, make_grant, make_shared, uuid_of
 

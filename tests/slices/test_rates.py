@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aliquot.model import ComputeUse, Grant
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from aliquot.slices.rates import Rates, credit_cpu_ratio, slice_rates
 from support import GIB, make_grant, make_shared
 

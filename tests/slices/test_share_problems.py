@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aliquot.model import ComputeUse, Gates, Process, Turn
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from aliquot.slices.share_problems import share_problems
 from support import GIB, make_grant, make_shared
 

@@ -22,7 +22,7 @@ struct piece {
 	CUmemGenericAllocationHandle handle; /* 0: its memory is away */
 	CUdevice device;
 	CUcontext context;  /* it ends with this context */
-	const void *ending; /* whoever ends that context now; NULL: nobody */
+	const void *ending; /* the call that destroys that context now; NULL: none */
 	bool is_ready;      /* it is mapped, or away */
 	bool is_fixed;      /* it cannot leave: others may have it mapped */
 	uint64_t block_id;  /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID; 0: not asked for yet */

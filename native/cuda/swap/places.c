@@ -126,7 +126,7 @@ void places_give(CUdeviceptr address)
 
 /* --- contexts that end ------------------------------------------------------------------------- */
 
-/* With the lock: set who ends the pieces of a context, or of whoever ended it before. */
+/* Set which call ends the pieces of a context; a context of NULL: all that the call `from` was to end. */
 static void mark(CUcontext context, const void *from, const void *by)
 {
 	if (!pieces_are_there())

@@ -136,7 +136,7 @@ bool residence_is_empty(uint64_t *entered)
 	struct barrier *barrier = barrier_here();
 	uint64_t left = 0;
 	*entered = 0;
-	/* In this order: whoever is counted as left is also counted as entered. */
+	/* In this order: a call that is counted as left is also counted as entered. */
 	for (unsigned i = 0; i < SHARDS; i++)
 		left += atomic_load(&barrier->shards[i].left);
 	for (unsigned i = 0; i < SHARDS; i++)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aliquot.devices import Inventory, Shape
     from aliquot.model import Gpu
     from aliquot.slices import StateDirectory
-    from aliquot.slices.control import HostMemory, Status
+    from aliquot.slices.arbiter_status import HostMemory, Status
 
 COLUMNS = (
     Column("gpu", "GPU", right=True),

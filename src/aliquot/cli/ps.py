@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aliquot.devices import Shape, Telemetry
     from aliquot.model import ComputeUse, Gpu, Grant, Slice, SliceUse
     from aliquot.slices import LocalMachine, Survey
-    from aliquot.slices.control import SharedGpu
+    from aliquot.slices.arbiter_status import SharedGpu
 
 NO_GRANTS = "No grants. To start one: aliquot run --memory 8GiB -- COMMAND"
 

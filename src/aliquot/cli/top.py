@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from aliquot.devices import Shape, Telemetry
     from aliquot.model import ComputeUse, Grant, Slice, SliceUse
     from aliquot.slices import LocalMachine, SilentMachine
-    from aliquot.slices.control import SharedGpu, Status
+    from aliquot.slices.arbiter_status import SharedGpu, Status
 
 COLUMNS = (
     Column("grant", "Grant", least=8),

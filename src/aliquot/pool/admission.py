@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from aliquot.pool.runs import RunDesk, RunRequest
     from aliquot.pool.schedule import PoolScheduler
     from aliquot.pool.store import JobStore
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 AT_ONCE = 4  # commands of a user that do not wait, in one round
 

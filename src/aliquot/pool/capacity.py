@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aliquot.model import Request, Slice
     from aliquot.placement.core.demand import Demand
     from aliquot.placement.elastic.feasibility import JobWorkers
-    from aliquot.slices.control import SharedGpu, Status
+    from aliquot.slices.arbiter_status import SharedGpu, Status
 
 _NOBODY = -1
 

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from aliquot.pool.runs import Waiting
     from aliquot.pool.store import JobStore, StoredJob
     from aliquot.pool.workers import LocalWorkers
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 BUSY_SECONDS = 0.1  # between two rounds while a change is under way
 CALM_SECONDS = 0.5

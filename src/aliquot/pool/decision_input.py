@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.snapshot import Hardware
     from aliquot.pool.runs import RunRequest
     from aliquot.pool.store import StoredJob
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 
 @dataclass(frozen=True, slots=True)

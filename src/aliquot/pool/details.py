@@ -11,7 +11,7 @@ from aliquot.pool.workers import grant_name
 if TYPE_CHECKING:
     from aliquot.pool.directory import PoolDirectory
     from aliquot.pool.store import StoredJob
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 
 def worker_details(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aliquot.pool.capacity import MachinePlan, RequestKinds
     from aliquot.pool.decision_names import DecisionNames
     from aliquot.pool.store import StoredJob
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 OCCUPIED = "other jobs are giving its GPUs back"
 

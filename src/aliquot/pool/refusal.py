@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from aliquot.model import Grant, Request
     from aliquot.slices import StateDirectory
-    from aliquot.slices.control import SharedGpu, Status
+    from aliquot.slices.arbiter_status import SharedGpu, Status
 
 WAIT_FOR_IT = "Wait until your turn comes with: aliquot run --wait"
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aliquot.pool.decision_input import AdmittedGrant
     from aliquot.pool.runs import RunRequest
     from aliquot.pool.store import StoredJob
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 WOULD_SHRINK = "jobs above their smallest size give GPUs up for a command that waits"
 

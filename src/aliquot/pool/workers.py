@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from aliquot.pool.pool_cgroup import WorkerCgroups
     from aliquot.pool.spawner import Spawned, Spawner
     from aliquot.pool.store import StoredJob
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Grants on one machine: making, running in, watching, resizing and freezing them.
 
 - `arbiter_process`: starting the arbiter of a state directory, or becoming it.
+- `arbiter_status`: what an arbiter says of itself in its reply to `status`.
 - `checkpoint`: freezing and thawing the processes of a grant, by the driver's checkpoint API.
 - `contexts`: how much of a GPU one CUDA context takes.
 - `control`: the client of the arbiter's control socket.

@@ -27,7 +27,7 @@ from aliquot.slices.tenant import exec_program
 
 if TYPE_CHECKING:
     from aliquot.devices import Driver
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
     from aliquot.slices.state_directory import StateDirectory
 
 LOG = "arbiter.log"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from aliquot.devices import Driver
     from aliquot.model import Grant
-    from aliquot.slices.control import SharedGpu, Status
+    from aliquot.slices.arbiter_status import SharedGpu, Status
 
 LOCK_SECONDS = 10.0
 EXCLUSIVE_SECONDS = 600.0

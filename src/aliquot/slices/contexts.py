@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aliquot.model.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from aliquot.slices.control import SharedGpu
+    from aliquot.slices.arbiter_status import SharedGpu
 
 _USUAL = {  # by a word of the GPU's name
     "H200": 518 * MIB,

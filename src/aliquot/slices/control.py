@@ -16,30 +16,10 @@ import os
 import socket
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aliquot.model import (
-    Admission,
-    ComputeUse,
-    Gates,
-    Gpu,
-    GpuProcess,
-    Grant,
-    GrantState,
-    Life,
-    Moved,
-    Policy,
-    Priority,
-    Process,
-    Residence,
-    Slice,
-    SliceUse,
-    Turn,
-    format_bytes,
-    name_for,
-)
 from aliquot.model.errors import (
     AliquotError,
     ArbiterError,
@@ -54,14 +34,21 @@ from aliquot.model.errors import (
     UnsupportedError,
     UserLimitError,
 )
-from aliquot.model.neighbours import Neighbours
-from aliquot.model.strength import UNKNOWN, Throughput, strength_of
 from aliquot.slices import procfs, silence
+from aliquot.slices.arbiter_status import Status, parse_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from aliquot.model import Request
+    from aliquot.model import (
+        GrantState,
+        Policy,
+        Priority,
+        Request,
+        Residence,
+        Slice,
+    )
+    from aliquot.model.neighbours import Neighbours
 
 PROTOCOL = 1
 ASK_DOCTOR = "To find out why, run: aliquot doctor"
@@ -115,102 +102,6 @@ _HINTS = {
     "users-file": RELOAD_USERS,
     "unsupported": "Use --policy elastic. docs/support.md lists where compute shares work.",
 }
-_NANOSECONDS = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Mover:
-    """The process that copies memory between a GPU and the host, and its memory there.
-
-    It has `host_bytes`; copies use `held_bytes` of them.
-    """
-
-    host_bytes: int
-    held_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """The host's memory that an arbiter has for memory that leaves GPUs.
-
-    It takes `limit_bytes` at most and has taken `ready_bytes`; copies use `used_bytes` of these.
-    """
-
-    limit_bytes: int
-    ready_bytes: int
-    used_bytes: int
-
-    def __str__(self) -> str:
-        ready, used = format_bytes(self.ready_bytes), format_bytes(self.used_bytes)
-        return f"{ready} ready, {used} in use, of {format_bytes(self.limit_bytes)}"
-
-
-@dataclass(frozen=True, slots=True)
-class SharedGpu:
-    """A GPU, how much of it is granted, and the processes that use it outside all grants.
-
-    `answers`: NVML reports on it; a GPU that has fallen off the bus does not answer.
-    `contended`: slices take turns on it. `context_bytes` is what one context takes of it, 0 if that
-    is not known yet; `context_is_measured`: it is no estimate. `mover` is None until it has had a
-    swappable slice.
-    """
-
-    gpu: Gpu
-    granted_bytes: int
-    strangers: tuple[GpuProcess, ...]
-    answers: bool = True
-    contended: bool = False
-    context_bytes: int = 0
-    context_is_measured: bool = False
-    mover: Mover | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The status of an arbiter at one instant; `answer` is its reply as it came.
-
-    `now` is a monotonic clock in seconds. `credit_cpu_seconds` is the processor time of the thread
-    that gives credit. `nvml_silent_seconds`: for how long NVML has not answered; 0 if it does.
-    `driver_version` is that of the NVML which it loaded; empty if it does not say. `asker_uid` is
-    who asked, as the arbiter sees it: in a user namespace this process calls its user another name.
-    """
-
-    pid: int
-    gpus: tuple[SharedGpu, ...]
-    grants: tuple[Grant, ...]
-    answer: dict[str, Any]
-    now: float = 0.0
-    credit_cpu_seconds: float = 0.0
-    nvml_silent_seconds: float = 0.0
-    driver_version: str = ""
-    asker_uid: int = field(default_factory=os.geteuid)
-
-    @property
-    def knows_neighbours(self) -> bool:
-        """Whether this arbiter keeps slices apart and alone; an older one refuses to."""
-        return bool(self.answer.get("knows_neighbours", False))
-
-    @property
-    def knows_swap(self) -> bool:
-        """Whether this arbiter makes swappable grants; an older one refuses to."""
-        return bool(self.answer.get("knows_swap", False))
-
-    @property
-    def host_memory(self) -> HostMemory | None:
-        """The host's memory for memory that leaves GPUs; None if no GPU has used it."""
-        movers = [one.mover for one in self.gpus if one.mover is not None]
-        if not movers:
-            return None
-        return HostMemory(
-            limit_bytes=self.answer.get("host_memory_bytes", 0),  # an older arbiter does not say
-            ready_bytes=sum(one.host_bytes for one in movers),
-            used_bytes=sum(one.held_bytes for one in movers),
-        )
-
-    @property
-    def admission(self) -> Admission:
-        """Who may ask this arbiter for grants."""
-        return Admission(self.answer.get("admission", Admission.USERS))  # an older one has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,18 +143,7 @@ def status(directory: Path, timeout: float | None = None) -> Status:
                 f" and this program {PROTOCOL}",
                 END_ALL,
             )
-        asker = int(answer.get("asker_uid", os.geteuid()))  # an older arbiter does not tell it
-        return Status(
-            pid=answer["pid"],
-            gpus=tuple(map(_gpu, answer["gpus"])),
-            grants=tuple(_grant(one, asker) for one in answer["grants"]),
-            answer=answer,
-            now=answer["now_ns"] / _NANOSECONDS,
-            credit_cpu_seconds=answer["credit_cpu_ns"] / _NANOSECONDS,
-            nvml_silent_seconds=answer.get("nvml_silent_ns", 0) / _NANOSECONDS,
-            driver_version=answer.get("driver_version", ""),
-            asker_uid=asker,
-        )
+        return parse_status(answer)
     except (KeyError, TypeError, ValueError) as error:
         raise ArbiterError(
             f"the arbiter in {directory} sent an invalid reply: {error!r}",
@@ -519,137 +399,3 @@ def _argument(part: Slice | SliceChange) -> str:
     }
     given = (f",{key}={value}" for key, value in settings.items() if value is not None)
     return f"slice={part.gpu_uuid}{''.join(given)}"
-
-
-def _gpu(reply: dict[str, Any]) -> SharedGpu:
-    return SharedGpu(
-        gpu=Gpu(
-            index=reply["index"],
-            uuid=reply["uuid"],
-            name=reply["name"],
-            pci_bus_id=reply["pci_bus_id"],
-            memory_bytes=reply["memory_bytes"],
-            used_bytes=reply["used_bytes"],
-            strength=strength_of(reply["name"]) or _reported_strength(reply.get("figures")),
-        ),
-        granted_bytes=reply["granted_bytes"],
-        strangers=_processes(reply["strangers"]),
-        answers=reply.get("answers", True),
-        contended=reply["compute"]["contended"],
-        context_bytes=reply.get("context_bytes", 0),
-        context_is_measured=reply.get("context_is_measured", False),
-        mover=_mover(reply.get("mover")),
-    )
-
-
-def _mover(reply: dict[str, Any] | None) -> Mover | None:
-    """An older arbiter has none."""
-    return None if reply is None else Mover(reply["host_bytes"], reply["held_bytes"])
-
-
-def _reported_strength(figures: dict[str, Any] | None) -> float:
-    """By what the driver reports; an older arbiter or driver says nothing."""
-    if figures is None:
-        return UNKNOWN
-    capability = tuple(figures["capability"])
-    return Throughput.of_device(**{**figures, "capability": capability}).strength
-
-
-def _processes(reply: list[dict[str, Any]]) -> tuple[GpuProcess, ...]:
-    return tuple(GpuProcess(pid=one["pid"], name=one["name"], bytes=one["bytes"]) for one in reply)
-
-
-def _grant(reply: dict[str, Any], asker: int) -> Grant:
-    return Grant(
-        name=name_for(asker, reply["owner_uid"], reply["name"]),
-        directory=reply["directory"] or "",
-        owner_pid=reply["owner_pid"],
-        owner_alive=reply["owner_alive"],
-        owner_uid=reply["owner_uid"],
-        life=Life(reply["life"]),
-        state=GrantState(reply.get("state", GrantState.ACTIVE)),  # an older arbiter has none
-        together=reply.get("together"),
-        neighbours=Neighbours(
-            label=reply.get("label"),  # an older arbiter has none of these
-            apart_from=tuple(reply.get("apart", ())),
-            alone=reply.get("alone", False),
-        ),
-        created=reply["created"],
-        broken=reply["broken"],
-        residence=_residence(reply),
-        staying_bytes=reply.get("staying_bytes", 0),
-        cgroup=reply.get("cgroup"),
-        cgroup_is_told=reply.get("cgroup_is_told", False),
-        unjoined=_processes(reply.get("unjoined", [])),
-        slices=tuple(
-            Slice(
-                gpu_uuid=part["gpu"],
-                memory_bytes=part["memory_bytes"],
-                compute_percent=part["compute_percent"],
-                policy=Policy(part["policy"]),
-                priority=Priority(part["priority"]),
-            )
-            for part in reply["slices"]
-        ),
-        use=tuple(map(_use, reply["slices"])),
-        compute=tuple(_compute(part["compute"]) for part in reply["slices"]),
-        processes=tuple(
-            Process(
-                pid=one["pid"],
-                name=one["name"],
-                state=one["state"],
-                use=tuple(map(_use, one["slices"])),
-                ties=tuple(one.get("ties", ())),
-                inside=one.get("inside", 0),
-                ungated=one.get("ungated"),
-                stopped=one.get("stopped", False),
-                moved=_moved(one),
-            )
-            for one in reply["processes"]
-        ),
-    )
-
-
-def _residence(reply: dict[str, Any]) -> Residence | None:
-    """Where its memory shall be; grants of an older arbiter are not swappable."""
-    return Residence(reply["residence"]) if reply.get("swap", False) else None
-
-
-def _moved(reply: dict[str, Any]) -> Moved | None:
-    if "settled" not in reply:
-        return None
-    return Moved(
-        residence=Residence(reply["residence"]),
-        settled=reply["settled"],
-        away_bytes=reply["away_bytes"],
-        fixed_bytes=reply["fixed_bytes"],
-        failed=reply["move_failed"],
-    )
-
-
-def _use(part: dict[str, Any]) -> SliceUse:
-    return SliceUse(
-        gpu_uuid=part["gpu"],
-        counted_bytes=part["counted_bytes"],
-        driver_bytes=part["driver_bytes"],
-    )
-
-
-def _compute(reply: dict[str, Any]) -> ComputeUse:
-    return ComputeUse(
-        gates=Gates(reply["gates"]),
-        why=reply["why"],
-        turn=Turn(reply["state"]),
-        weight_percent=reply["weight_percent"],
-        used_seconds=reply["used_ns"] / _NANOSECONDS,
-        handovers=reply["handovers"],
-        fallbacks=reply["fallbacks"],
-        backlog_quanta=reply["backlog"],
-        waits=reply["waits"],
-        waited_seconds=reply["waited_ns"] / _NANOSECONDS,
-        wait_p50_seconds=reply["wait_p50_ns"] / _NANOSECONDS if reply["waits"] else None,
-        wait_p99_seconds=reply["wait_p99_ns"] / _NANOSECONDS if reply["waits"] else None,
-        recent_used_seconds=reply["recent_used_ns"] / _NANOSECONDS,
-        recent_seconds=reply["recent_ns"] / _NANOSECONDS,
-        idle_seconds=None if reply.get("idle_ns") is None else reply["idle_ns"] / _NANOSECONDS,
-    )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aliquot.devices import Driver
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
     from aliquot.slices.state_directory import StateDirectory
 
 _LOAD_SECONDS = 30

@@ -18,7 +18,7 @@ from aliquot.model import Gates
 if TYPE_CHECKING:
     from aliquot.devices import Driver
     from aliquot.model import ComputeUse
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 WITHOUT = (
     "Memory limits work; the GPU itself divides compute time between programs, and"

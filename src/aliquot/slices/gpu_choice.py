@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aliquot.model import Gpu, Grant, Request, Slice
-    from aliquot.slices.control import SharedGpu
+    from aliquot.slices.arbiter_status import SharedGpu
 
 WAIT = "or wait until GPUs are free with: aliquot run --wait"
 

@@ -12,6 +12,7 @@ from aliquot.devices import check_version, read_inventory
 from aliquot.model import Priority, check_name
 from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
 from aliquot.slices import arbiter_process, control, state_directory, user_limits
+from aliquot.slices.arbiter_status import SharedGpu
 from aliquot.slices.gpu_choice import find_gpus, judge_gpus
 from aliquot.slices.named_gpus import with_named_gpus
 from aliquot.slices.tenant import refuse_nested
@@ -34,7 +35,7 @@ class NewGrant:
 
     name: str
     marked: str  # as `control.make` names it
-    gpus: tuple[control.SharedGpu, ...]
+    gpus: tuple[SharedGpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def preview_grant(
         status = control.status(state.directory)
     except control.NoArbiterError:
         found = read_inventory(driver).gpus
-        gpus = tuple(control.SharedGpu(gpu, 0, gpu.processes) for gpu in found)
+        gpus = tuple(SharedGpu(gpu, 0, gpu.processes) for gpu in found)
         grants: tuple[Grant, ...] = ()
         uid = os.geteuid()
     else:
@@ -125,7 +126,7 @@ def preview_grant(
     return Preview(tuple(chosen), verdicts, grants, None)
 
 
-def without_grants(gpus: Sequence[control.SharedGpu]) -> list[control.SharedGpu]:
+def without_grants(gpus: Sequence[SharedGpu]) -> list[SharedGpu]:
     """The GPUs as if nobody used them."""
     return [replace(one, granted_bytes=0, strangers=()) for one in gpus]
 
@@ -167,7 +168,7 @@ def _make(state: Path, request: Request, name: str) -> NewGrant:
 
 def _choose(
     request: Request,
-    gpus: Sequence[control.SharedGpu],
+    gpus: Sequence[SharedGpu],
     grants: Sequence[Grant],
     named: str | None,
 ) -> list[Gpu]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aliquot.model import Grant, Slice
-    from aliquot.slices.control import SharedGpu, Status
+    from aliquot.slices.arbiter_status import SharedGpu, Status
     from aliquot.slices.machines import LocalMachine
 
 _STEP_SECONDS = 0.1

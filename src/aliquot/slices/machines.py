@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from aliquot.devices import Shape
     from aliquot.model import Grant
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
     from aliquot.slices.state_directory import StateDirectory
 
 _RESTART_SECONDS = 5.0

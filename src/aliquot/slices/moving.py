@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.model import Grant, Process
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 PATIENCE_SECONDS = 60.0  # without progress: the host may have to make room first
 QUIET_SECONDS = 10.0  # the same before the first memory leaves: the program must get quiet for that

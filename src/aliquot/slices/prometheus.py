@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.model import ComputeUse, GrantState, Slice, SliceUse
-    from aliquot.slices.control import HostMemory, SharedGpu, Status
+    from aliquot.slices.arbiter_status import HostMemory, SharedGpu, Status
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aliquot.model import ComputeUse, Grant
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 Key = tuple[str, float, str]
 

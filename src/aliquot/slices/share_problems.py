@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aliquot.model import ComputeUse, Grant
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 
 def share_problems(status: Status) -> Iterator[str]:

@@ -15,7 +15,7 @@ from aliquot.model.errors import NoGpuError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aliquot.slices.control import SharedGpu
+    from aliquot.slices.arbiter_status import SharedGpu
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -18,7 +18,7 @@ from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
 from aliquot.kubernetes.node.pods import ContainerRef, NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
 from aliquot.model import Grant
-from aliquot.slices.control import Status
+from aliquot.slices.arbiter_status import Status
 from kubernetes.builders import make_pod
 from kubernetes.node.builders import SGPU, make_grant, make_host_gpu
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.gpunode import GpuNodeStatus
     from aliquot.kubernetes.node.machine import NodeMachine, NodeOptions
     from aliquot.model import Gpu
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 CHECKPOINT = "node.json"
 LOCK = "agent.lock"

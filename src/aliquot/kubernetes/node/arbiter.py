@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aliquot.devices import Driver
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 CHECK_SECONDS = 1.0
 REPLACE_SECONDS = 60.0  # an arbiter is not replaced more often

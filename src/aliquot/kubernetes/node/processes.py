@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
     from aliquot.kubernetes.node.pods import ContainerRef, GpuPod, NodeEvents, NodePods
     from aliquot.model import GpuProcess
-    from aliquot.slices.control import SharedGpu, Status
+    from aliquot.slices.arbiter_status import SharedGpu, Status
 
 PROC = Path("/proc")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant, SliceSettings
     from aliquot.kubernetes.node.pods import NodePods
-    from aliquot.slices.control import Status
+    from aliquot.slices.arbiter_status import Status
 
 ANSWER_SECONDS = 15.0
 RETRY_SECONDS = 0.05
