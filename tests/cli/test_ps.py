@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from aliquot.cli import ps, top
+from aliquot.cli.tables import NOTHING
 from aliquot.devices import Sensors, find_driver, simulated_driver
 from aliquot.devices import Shape as Simulated
-from aliquot.model import Grant, GrantState, Life, Moved, Process, Residence
+from aliquot.model import ComputeUse, Grant, GrantState, Life, Moved, Process, Residence
 from aliquot.model.errors import AliquotError
 from aliquot.slices import LocalMachine, StateDirectory, Survey
 from aliquot.slices.arbiter_status import Status
@@ -72,6 +73,19 @@ def test_the_state_of_a_grant(changes: dict[str, Any], state: str) -> None:
     (row,) = top.MachineView(machine(grant), None).rows(make_shared().gpu.uuid)
     turns = {"unused": "idle", "running": "idle", "ending": "idle"}
     assert row.state == turns.get(state, state)
+
+
+def test_a_slice_without_work_is_shown_as_idle_after_a_minute() -> None:
+    grant = make_grant("mine", gpu0=GIB, gpu1=GIB)
+    used = (ComputeUse(idle_seconds=59.0), ComputeUse(idle_seconds=1900.0))
+    grant = replace(grant, compute=used)
+    assert [row["idle"] for row in ps.grant_rows((machine(grant),))] == [NOTHING, "31m"]
+    (header,) = (line for line in lines_of(grant) if "Grant" in line)
+    assert "Idle" in header
+    unseen = replace(grant, compute=(ComputeUse(), ComputeUse()))
+    for one in (replace(grant, state=GrantState.PARKED), unseen):
+        assert {row["idle"] for row in ps.grant_rows((machine(one),))} == {NOTHING}
+        assert not any("Idle" in line for line in lines_of(one))
 
 
 def test_a_swappable_grant_is_shown_with_what_is_away_and_what_is_left() -> None:

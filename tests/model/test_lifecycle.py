@@ -9,6 +9,7 @@ import pytest
 from aliquot.model import Request
 from aliquot.model.actions import Verb, due_actions
 from aliquot.model.errors import InvalidValueError
+from aliquot.model.idle import IdleAction, IdleRule
 from aliquot.model.job import (
     Dependency,
     Desired,
@@ -23,7 +24,15 @@ from aliquot.model.job import (
     parse_sizes,
 )
 from aliquot.model.job_state import JobState, ObservedJob, ObservedWorker, Stage, WorkerPhase
-from aliquot.model.lifecycle import BACKOFF_SECONDS, abandon, advance, resize, set_desired, start
+from aliquot.model.lifecycle import (
+    BACKOFF_SECONDS,
+    abandon,
+    advance,
+    follow_idle,
+    resize,
+    set_desired,
+    start,
+)
 
 ALIVE, DONE = ObservedWorker(WorkerPhase.ALIVE), ObservedWorker(WorkerPhase.ENDED, code=0)
 FAILED = ObservedWorker(WorkerPhase.ENDED, code=3)
@@ -399,3 +408,77 @@ def test_a_change_of_a_job_keeps_the_rest() -> None:
     after = changed.apply(job)
     assert (after.request.compute_percent, after.time_seconds, after.urgency) == (30, None, 5)
     assert after.sizes == job.sizes
+
+
+class TestIdleJobs:
+    RULE = IdleRule(after_seconds=600.0, action=IdleAction.END, grace_seconds=3600.0)
+
+    def test_a_job_that_uses_no_gpu_is_reported_once(self) -> None:
+        job, rule = make_job(queue="lab"), IdleRule(after_seconds=600.0)
+        state = running(job, 1)
+        assert follow_idle(job, state, 599.0, rule, 1000.0) == state
+        reported = follow_idle(job, state, 600.0, rule, 1000.0)
+        assert (reported.phase, reported.idle_reported) == (JobPhase.RUNNING, 1000.0)
+        assert reported.reason == "idle: it has used no GPU for 10 min"
+        assert follow_idle(job, reported, 1e6, rule, 1e6) == reported
+
+    def test_one_that_uses_a_gpu_again_is_not_idle(self) -> None:
+        job = make_job()
+        state = follow_idle(job, running(job, 1), 600.0, self.RULE, 1000.0)
+        again = follow_idle(job, state, 0.0, self.RULE, 1001.0)
+        assert (again.idle_reported, again.stopping) == (None, None)
+        assert again.reason == "running with 1 worker: it uses its GPUs again"
+        assert follow_idle(job, again, 0.0, self.RULE, 1002.0) == again
+
+    def test_its_queue_ends_it_as_at_a_time_limit_after_the_grace_time(self) -> None:
+        job = make_job(queue="lab", retries=3)
+        state = follow_idle(job, running(job, 1), 600.0, self.RULE, 1000.0)
+        told = "idle: it has used no GPU for 10 min; queue lab ends it in 1 h unless it uses one"
+        assert state.reason == told
+        assert follow_idle(job, state, 4199.0, self.RULE, 4599.0) == state
+        state = follow_idle(job, state, 4200.0, self.RULE, 4600.0)
+        alive = observe(state, ALIVE)
+        assert [action.verb for action in due_actions(state, alive)] == [Verb.NOTIFY]
+        state = advance(job, state, alive, 4600.0 + job.notice_seconds)
+        assert [action.verb for action in due_actions(state, alive)] == [Verb.TERM]
+        state = advance(job, state, observe(state, DONE), 4700.0)
+        why = "idle for 1 h 10 min: queue lab ends jobs that use no GPU for 1 h 10 min"
+        assert (state.phase, state.result, state.reason) == (JobPhase.FAILED, 124, why)
+
+    def test_a_new_rule_is_reported_before_it_ends_anything(self) -> None:
+        job = make_job()
+        state = follow_idle(job, running(job, 1), 600.0, IdleRule(600.0), 1000.0)
+        state = follow_idle(job, state, 1e6, self.RULE, 1e6)
+        assert (state.stopping, state.idle_reported) == (None, 1e6)
+        assert follow_idle(job, state, 1e6, self.RULE, 1e6 + 3599.0) == state
+        assert follow_idle(job, state, 1e6, self.RULE, 1e6 + 3600.0).stopping is not None
+
+    def test_without_its_rule_a_job_is_no_longer_reported(self) -> None:
+        job = make_job()
+        state = follow_idle(job, running(job, 1), 600.0, self.RULE, 1000.0)
+        state = follow_idle(job, state, 700.0, None, 1100.0)
+        assert (state.idle_reported, state.reason) == (None, "running with 1 worker")
+
+    def test_the_time_before_it_ran_does_not_count(self) -> None:
+        job = make_job()
+        state = running(job, 1)  # since 1.0
+        assert follow_idle(job, state, 1e6, self.RULE, 600.0) == state
+        assert follow_idle(job, state, 1e6, self.RULE, 601.0).idle_reported == 601.0
+
+    def test_a_suspended_job_is_not_idle(self) -> None:
+        job = make_job()
+        state = follow_idle(job, running(job, 1), 600.0, self.RULE, 1000.0)
+        state = set_desired(state, Desired.SUSPEND)
+        assert follow_idle(job, state, 1e6, self.RULE, 1e6) == state, "it is being suspended"
+        can = replace(observe(state, ALIVE), unfreezable=None)
+        state = advance(job, state, can, 1001.0)
+        frozen = replace(ALIVE, frozen=True, confirmed=True)
+        parked = ObservedJob({state.slots[0]: frozen}, parked=frozenset(state.slots))
+        state = advance(job, state, replace(parked, unfreezable=None), 1002.0)
+        assert (state.phase, state.idle_reported) == (JobPhase.SUSPENDED, None)
+        assert follow_idle(job, state, 1e6, self.RULE, 1e6) == state
+
+    def test_what_is_not_known_changes_nothing(self) -> None:
+        job = make_job()
+        state = follow_idle(job, running(job, 1), 600.0, self.RULE, 1000.0)
+        assert follow_idle(job, state, None, self.RULE, 1e6) == state

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from aliquot.model.errors import InvalidValueError
+from aliquot.model.idle import IdleAction, IdleRule
 from aliquot.model.owner import Owner
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.pool import arbiter_limits
@@ -41,8 +42,17 @@ def test_the_example_says_everything() -> None:
     assert policy.groups == {"students": students}
     assert policy.users == {"alice": UserQuota(gpus=8)}
     assert (policy.half_life_seconds, policy.admin_groups) == (86400.0, ("aliquot-admin",))
+    assert policy.idle_rules == {"research": IdleRule(1800.0, IdleAction.END, 7200.0)}
+    assert policy.idle_weight == 0.5
     assert policy.worker_processes == 8192
     assert policy.host_bytes == 64 * GIB
+
+
+def test_a_queue_reports_idle_jobs_and_ends_none_unless_it_says_so(file: Path) -> None:
+    file.write_text('[queues.a]\nidle_after = "30m"')
+    assert read_policy(file).idle_rules == {"a": IdleRule(1800.0)}
+    file.write_text('[queues.a]\nidle_after = "30m"\nidle_action = "end"')
+    assert read_policy(file).idle_rules == {"a": IdleRule(1800.0, IdleAction.END, 3600.0)}
 
 
 def test_an_empty_file_decides_nothing(file: Path) -> None:
@@ -69,6 +79,17 @@ def test_an_empty_file_decides_nothing(file: Path) -> None:
         ("[limits]\nmemory = 1", "limits.memory: is unknown"),
         ('[fair_share]\nhalf_life = "soon"', "fair_share.half_life: 'soon' is not a time"),
         ('[fair_share]\nhalf_life = "0d"', "fair_share.half_life: '0d' is not a time"),
+        ("[fair_share]\nidle_weight = -1", "fair_share.idle_weight: -1 is less than 0"),
+        ('[queues.a]\nidle_after = "soon"', "queues.a.idle_after: 'soon' is not a time"),
+        ('[queues.a]\nidle_action = "end"', "queues.a.idle_action: needs idle_after"),
+        (
+            '[queues.a]\nidle_after = "1h"\nidle_action = "kill"',
+            "queues.a.idle_action: 'kill' is not one of report, end",
+        ),
+        (
+            '[queues.a]\nidle_after = "1h"\nidle_grace = "1h"',
+            'queues.a.idle_grace: needs idle_action = "end"',
+        ),
         ("colour = 1", "colour: is unknown"),
     ],
 )

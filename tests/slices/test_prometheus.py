@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from aliquot.model import ComputeUse, Gates, GpuProcess, Policy, Priority, Slice, SliceUse
+from aliquot.model import (
+    ComputeUse,
+    Gates,
+    GpuProcess,
+    GrantState,
+    Policy,
+    Priority,
+    Slice,
+    SliceUse,
+)
 from aliquot.slices.arbiter_status import Mover, Status
 from aliquot.slices.prometheus import exposition
 from support import GIB, make_grant, make_shared, uuid_of
@@ -19,6 +28,7 @@ COMPUTE = ComputeUse(
     gates=Gates.WORK,
     weight_percent=30,
     used_seconds=12.5,
+    idle_seconds=90.5,
     handovers=100,
     fallbacks=2,
     backlog_quanta=3,
@@ -74,6 +84,7 @@ def test_all_metrics_have_units() -> None:
         "aliquot_slice_compute_weight_ratio": [(OF_SLICE, 0.3)],
         "aliquot_slice_gated": [(OF_SLICE, 1)],
         "aliquot_slice_gpu_seconds_total": [(OF_SLICE, 12.5)],
+        "aliquot_slice_idle_seconds": [(OF_SLICE, 90.5)],
         "aliquot_slice_handovers_total": [(OF_SLICE, 100)],
         "aliquot_slice_fallbacks_total": [(OF_SLICE, 2)],
         "aliquot_slice_backlog_quanta": [(OF_SLICE, 3)],
@@ -109,6 +120,14 @@ def test_unknown_share_and_gates_have_no_sample() -> None:
     failing = replace(grant, compute=(ComputeUse(gates=Gates.FAIL, why=801),))
     found = samples(exposition(replace(status(), grants=(failing,))))
     assert found["aliquot_slice_gated"] == [(OF_SLICE, 0)]
+
+
+def test_a_slice_that_is_not_active_or_not_seen_is_not_idle() -> None:
+    (grant,) = status().grants
+    unseen = replace(grant, compute=(replace(COMPUTE, idle_seconds=None),))
+    for one in (replace(grant, state=GrantState.PARKED), unseen):
+        text = exposition(replace(status(), grants=(one,)))
+        assert "aliquot_slice_idle_seconds" not in text
 
 
 def test_a_slice_that_never_waited_has_no_quantiles() -> None:

@@ -387,7 +387,8 @@ def ps(
 
     State: running; unused (nothing has used the GPU yet); stopped (by a signal); ending and ended
     (its command has ended); switching (being frozen or thawed); parked (frozen: it holds host
-    memory and no GPU); broken.
+    memory and no GPU); broken. Idle: for how long the slice has had no GPU work, if that is a
+    minute or more.
 
     If root's arbiter serves several users, you see of other users' grants the user, the slices,
     state and age, not the names, processes and commands; root sees all.

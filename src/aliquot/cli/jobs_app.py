@@ -452,7 +452,7 @@ def wait(
 
     Of several jobs it is the first exit code that is not 0, in the order given. A job that a
     signal ended has 128 plus the signal's number, a cancelled job 143, and a job that reached its
-    time limit 124.
+    time limit or was idle for too long 124.
     """
     from aliquot.cli.jobs import client_of  # noqa: PLC0415 - imported when needed
     from aliquot.cli.wait import wait_for  # noqa: PLC0415

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 NO_GRANTS = "No grants. To start one: aliquot run --memory 8GiB -- COMMAND"
 
+IDLE_SECONDS = 60.0  # until a slice is shown as idle
+
 _WATCH_SECONDS = 1.0
 _WATCH_TIMEOUT = 2.0
 _RUNNING = "running"
@@ -70,6 +72,7 @@ _SIZE = (
 _MACHINE = Column("machine", "Machine", drop=18, short=lambda text: text.split()[-1])
 _TOGETHER = Column("together", "Together", drop=16)
 AWAY = Column("away", "Away", right=True, drop=5)  # memory on the host
+_IDLE = Column("idle", "Idle", right=True, drop=6)
 _PROCESS = (
     Column("pid", "PID", drop=9, short=_first_pid),
     Column("age", "Age", drop=10, right=True),
@@ -86,6 +89,7 @@ _NAMED_KEYS = (
     "machine",
     "away",
     "fixed",
+    "idle",
 )
 _NAMED = tuple(Column(key, key, only_named=True) for key in _NAMED_KEYS)
 
@@ -158,6 +162,7 @@ def columns(rows: list[dict[str, str]], *, named: bool = False) -> list[Column]:
         *([AWAY] if any(row["away"] != NOTHING for row in rows) else []),
         *([_TOGETHER] if joined else []),
         Column("state", "State", drop=17 if same else 7),
+        *([_IDLE] if any(row["idle"] != NOTHING for row in rows) else []),
         *_PROCESS,
         *(_NAMED if named else ()),
     ]
@@ -266,6 +271,7 @@ def _compute_as_json(asked_percent: int, compute: ComputeUse) -> dict[str, Any]:
         "weight_ratio": compute.weight_percent / 100,
         "got_ratio": compute.got_ratio,
         "used_seconds_total": compute.used_seconds,
+        "idle_seconds": compute.idle_seconds,
         "handovers_total": compute.handovers,
         "fallbacks_total": compute.fallbacks,
         "backlog_quanta": compute.backlog_quanta,
@@ -311,6 +317,7 @@ def _rows(machine: LocalMachine, grant: Grant, now: float) -> Iterator[dict[str,
         yield {
             **of_grant,
             **_slice_cells(part, use, compute),
+            "idle": _idle_of(grant, compute),
             "gpu": str(indexes.get(part.gpu_uuid, "?")),
         }
 
@@ -328,6 +335,12 @@ def _slice_cells(part: Slice, use: SliceUse, compute: ComputeUse) -> dict[str, s
         "priority": str(part.priority),
         "uuid": part.gpu_uuid,
     }
+
+
+def _idle_of(grant: Grant, compute: ComputeUse) -> str:
+    """For how long a slice has had no GPU work, from `IDLE_SECONDS` on."""
+    seconds = compute.idle_seconds if grant.state is GrantState.ACTIVE else None
+    return NOTHING if seconds is None or seconds < IDLE_SECONDS else age(seconds)
 
 
 def state_of(grant: Grant) -> str:

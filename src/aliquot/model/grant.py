@@ -236,6 +236,13 @@ class Grant:
         return sum(one.moved.fixed_bytes for one in self.processes if one.moved)
 
     @property
+    def idle_seconds(self) -> float | None:
+        """For how long it has used no GPU; None if that is not known, or it is not active."""
+        known = [one.idle_seconds for one in self.compute if one.idle_seconds is not None]
+        is_known = self.state is GrantState.ACTIVE and len(known) == len(self.slices)
+        return min(known, default=None) if is_known else None
+
+    @property
     def is_hidden(self) -> bool:
         """Whether it is another user's, and this user may not see its name and processes."""
         return self.plain_name == _HIDDEN

@@ -81,6 +81,7 @@ class ObservedJob:
     - `refused`: why the current generation could not get its GPUs.
     - `blocked`: why workers that have their GPUs do not start.
     - `unfreezable`: why freezing is unsupported (may be empty); None if it is supported.
+    - `idle_seconds`: for how long none of its workers has used a GPU; None if that is not known.
     """
 
     slots: Mapping[Slot, ObservedWorker] = field(default_factory=dict)
@@ -89,6 +90,7 @@ class ObservedJob:
     refused: str | None = None
     blocked: str | None = None
     unfreezable: str | None = ""
+    idle_seconds: float | None = None
 
     def alive(self, slot: Slot) -> bool:
         """Whether the slot has a worker, running or frozen."""
@@ -150,6 +152,7 @@ class JobState:
     - `active_since`: since when it has had workers that are not suspended; None if it has none.
     - `used_seconds`: how long it had such workers before that. Both count for its time limit.
     - `exit_code`: the exit code of a failed job.
+    - `idle_reported`: when it was reported that it uses no GPU; None if it uses one.
     """
 
     phase: JobPhase = JobPhase.PENDING
@@ -168,6 +171,7 @@ class JobState:
     active_since: float | None = None
     used_seconds: float = 0.0
     exit_code: int | None = None
+    idle_reported: float | None = None
 
     @property
     def size(self) -> int:

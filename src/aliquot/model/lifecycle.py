@@ -29,6 +29,8 @@ these rules:
 - *Time limits.* The time in which a job has workers that are not suspended counts. At its limit the
   workers get a notice and are stopped, and the job has failed. A run that was lost with its machine
   does not count.
+- *Idle jobs.* A job that uses no GPU is reported and, if its queue's rule says so, stopped like one
+  at its time limit (`follow_idle`). The time before its current phase does not count.
 - *Ends.* A job ends when its last worker did, also if the controller was down then
   (`ObservedWorker.ended_at`).
 
@@ -42,6 +44,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aliquot.model.idle import IdleAction
 from aliquot.model.job import Desired, JobPhase
 from aliquot.model.job_state import (
     TIMED_OUT_CODE,
@@ -56,6 +59,7 @@ from aliquot.model.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from aliquot.model.idle import IdleRule
     from aliquot.model.job import Job
     from aliquot.model.job_state import JobState, ObservedJob, ObservedWorker
 
@@ -116,6 +120,31 @@ def abandon(state: JobState, now: float, why: str) -> JobState:
     if not waits or state.stopping is not None:
         return state
     return _enter(replace(state, desired=Desired.CANCEL), JobPhase.CANCELLED, now, why)
+
+
+def follow_idle(
+    job: Job, state: JobState, idle_seconds: float | None, rule: IdleRule | None, now: float
+) -> JobState:
+    """Report or end a running job that uses no GPU, as its queue's rule says.
+
+    No effect if it is not known for how long it has used none.
+    """
+    if not _can_change(state, state.generation) or idle_seconds is None:
+        return state
+    idle = min(idle_seconds, now - state.since)
+    if rule is None or idle < rule.after_seconds:
+        if state.idle_reported is None:
+            return state
+        again = "" if rule is None else ": it uses its GPUs again"
+        why = f"running with {_workers(state.size)}{again}"
+        return replace(state, idle_reported=None, reason=why)
+    report = rule.report(job.queue)
+    if state.idle_reported is None or state.reason != report:
+        return replace(state, idle_reported=now, reason=report)
+    if rule.action is IdleAction.REPORT or now < state.idle_reported + rule.grace_seconds:
+        return state
+    ended, why = replace(state, exit_code=TIMED_OUT_CODE), rule.why_ended(job.queue, idle)
+    return _stop(job, ended, state.phase, JobPhase.FAILED, now, why)
 
 
 def _can_change(state: JobState, generation: int) -> bool:
@@ -472,7 +501,7 @@ def _enter(state: JobState, phase: JobPhase, now: float, why: str) -> JobState:
         state = replace(state, active_since=now)
     if phase is JobPhase.RUNNING and state.started is None:
         state = replace(state, started=now)
-    return replace(state, phase=phase, since=now, reason=why)
+    return replace(state, phase=phase, since=now, reason=why, idle_reported=None)
 
 
 def _is_thawing(state: JobState) -> bool:

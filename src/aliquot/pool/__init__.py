@@ -19,6 +19,7 @@
 - `freezer`: the process that freezes or thaws one worker.
 - `grant_seeker`: gets a grant for this process, at once or after a wait.
 - `holds`: which waiting jobs may not start yet: dependencies and limits of arrays.
+- `idle`: which grants are idle by the rules of their queues.
 - `index`: which jobs a user has, for reading their logs while no pool is up.
 - `json_files`: files of one JSON object, replaced atomically.
 - `kept_logs`: the logs of a user's jobs, read while no pool is up.

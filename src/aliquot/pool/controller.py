@@ -38,6 +38,7 @@ from aliquot.pool.capacity import held_gpus
 from aliquot.pool.decision_names import run_name, scheduled_name
 from aliquot.pool.forgetting import Forgetting
 from aliquot.pool.holds import held as held_jobs
+from aliquot.pool.idle import idle_names
 from aliquot.pool.index import JobIndex
 from aliquot.pool.new_jobs import NewJobs
 from aliquot.pool.past_use import PastUses
@@ -48,6 +49,7 @@ from aliquot.pool.runs import RunRequest
 from aliquot.pool.schedule import PoolScheduler, UserShares
 from aliquot.pool.slots import SlotFolder
 from aliquot.pool.worker_files import read_report
+from aliquot.pool.workers import grants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -361,7 +363,7 @@ class PoolController:
             if problem:
                 self.say(problem)
         self._follow_groups()
-        self._count_use(status)
+        self._count_use(jobs, status)
         for stored in self._leftovers(jobs, status):
             self._try(stored, lambda one: self._clean_up(one, status))
         runs = [] if self.runs is None else self.runs.requests(status)
@@ -396,7 +398,10 @@ class PoolController:
         # 1. Observe.
         observed = self.workers.observe(stored, status)
         # 2. Step.
-        state = lifecycle.advance(stored.job, stored.state, observed, time.time())
+        job, now = stored.job, time.time()
+        state = lifecycle.advance(job, stored.state, observed, now)
+        rule = self.policies.policy.idle_rules.get(job.queue)
+        state = lifecycle.follow_idle(job, state, observed.idle_seconds, rule, now)
         # 3. Write.
         saved = self._save(stored, state)
         if saved is None:
@@ -472,12 +477,27 @@ class PoolController:
         except Exception as error:  # noqa: BLE001 - nobody waits for this thread
             self.say(f"will retry to read who is in the groups: {error!r}")
 
-    def _count_use(self, status: Status) -> None:
+    def _count_use(self, jobs: list[StoredJob], status: Status) -> None:
         """Count what each user has now, by the arbiter's word and not by names of grants."""
+        policy = self.policies.policy
+        idle = self._idle(jobs, status) if policy.idle_weight != 1 else set[str]()
         held: dict[int, float] = {}
         for grant in status.grants:
-            held[grant.owner_uid] = held.get(grant.owner_uid, 0.0) + held_gpus(grant, status.gpus)
-        self._past_use.count(held, time.time(), self.policies.policy.half_life_seconds)
+            weight = policy.idle_weight if grant.name in idle else 1.0
+            gpus = weight * held_gpus(grant, status.gpus)
+            held[grant.owner_uid] = held.get(grant.owner_uid, 0.0) + gpus
+        self._past_use.count(held, time.time(), policy.half_life_seconds)
+
+    def _idle(self, jobs: list[StoredJob], status: Status) -> set[str]:
+        """The names of the grants of jobs and commands that are idle by their queues' rules."""
+        rules = self.policies.policy.idle_rules
+        workers = (
+            (grant, stored.job.queue)
+            for stored in jobs
+            for grant in grants_of(stored, status).values()
+        )
+        charged = [] if self.runs is None else self.runs.charged(status)
+        return idle_names([*workers, *((one.grant, one.queue) for one in charged)], rules)
 
     def _prune(self) -> None:
         """Forget what the pool does not keep, now and then; a user's many files take a while."""
@@ -489,6 +509,8 @@ class PoolController:
 
     def _save(self, stored: StoredJob, state: JobState) -> StoredJob | None:
         saved = self.store.save(stored, state)
+        if saved is not None and state.idle_reported and state != stored.state:
+            self.say(f"{stored.job}: {state.reason}")
         if saved is not None and state.phase is not stored.state.phase:
             self.say(f"{stored.job}: {state.phase}: {state.reason}")
             if state.phase.final:

@@ -249,7 +249,10 @@ def _decode_words(words: Any) -> tuple[str, ...]:
 
 def encode_state(state: JobState) -> dict[str, Any]:
     """The JSON object."""
-    return asdict(state)
+    fields = asdict(state)
+    if state.idle_reported is None:  # a pool of an earlier version refuses a field that it lacks
+        del fields["idle_reported"]
+    return fields
 
 
 def decode_state(fields: dict[str, Any]) -> JobState:

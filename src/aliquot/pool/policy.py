@@ -12,11 +12,13 @@ import os
 import stat
 import tomllib
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aliquot.model import parse_amount
 from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.idle import GRACE_SECONDS, IdleAction, IdleRule
 from aliquot.model.job import DEFAULT_QUEUE
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.queues.quota import Bound, Queue
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 FILE = Path("/etc/aliquot/pool.toml")
 EXAMPLE = Path(__file__).with_name("pool.toml")
 DEFAULT_JOBS = 1000
+
+E = TypeVar("E", bound=StrEnum)
 
 _LARGEST_FILE = 1 << 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -73,7 +77,9 @@ class PoolPolicy:
     everybody: UserQuota = UserQuota()
     users: Mapping[str, UserQuota] = field(default_factory=dict)
     groups: Mapping[str, UserQuota] = field(default_factory=dict)
+    idle_rules: Mapping[str, IdleRule] = field(default_factory=dict)  # by queue
     half_life_seconds: float = HALF_LIFE_SECONDS
+    idle_weight: float = 1.0  # what an idle grant counts in fair share
     admin_groups: tuple[str, ...] = (ADMIN_GROUP,)
     worker_processes: int | None = None  # None: as `pool_cgroup` chooses
     host_bytes: int | None = None  # for memory that leaves GPUs; None: as the arbiter chooses
@@ -238,6 +244,13 @@ class _Table:
             raise self.fail(name, f"{found!r} is not an amount of memory, for example 40GiB")
         return size
 
+    def choice(self, name: str, choices: type[E]) -> E:
+        """One of these; the first if the file has none."""
+        found = self.left.pop(name, None)
+        if found is not None and found not in list(choices):
+            raise self.fail(name, f"{found!r} is not one of {', '.join(choices)}")
+        return next(iter(choices)) if found is None else choices(found)
+
     def seconds(self, name: str, default: float) -> float:
         found = self.left.pop(name, None)
         if found is None:
@@ -254,12 +267,14 @@ class _Table:
 
 
 def _policy(content: _Table) -> PoolPolicy:
-    queues, queue_users = {}, {}
+    queues, queue_users, idle_rules = {}, {}, {}
     for name, table in content.tables("queues").items():
         queue_users[name] = QueueUsers(
             frozenset(table.texts("users")), frozenset(table.texts("groups"))
         )
         queues[name] = _queue(name, table)
+        if (rule := _idle_rule(table)) is not None:
+            idle_rules[name] = rule
         table.end()
     limits = content.table("limits")
     found = PoolPolicy(
@@ -268,9 +283,11 @@ def _policy(content: _Table) -> PoolPolicy:
         everybody=_user_quota(limits.table("everybody")),
         users={name: _user_quota(one) for name, one in limits.tables("users").items()},
         groups={name: _user_quota(one) for name, one in limits.tables("groups").items()},
+        idle_rules=idle_rules,
         half_life_seconds=(share := content.table("fair_share")).seconds(
             "half_life", HALF_LIFE_SECONDS
         ),
+        idle_weight=1.0 if (weight := share.number("idle_weight", 0)) is None else weight,
         admin_groups=(admins := content.table("admins")).texts("groups") or (ADMIN_GROUP,),
         worker_processes=(workers := content.table("workers")).whole("processes", 1 << 22, least=1),
         host_bytes=(swap := content.table("swap")).memory("host_memory"),
@@ -292,6 +309,18 @@ def _queue(name: str, table: _Table) -> Queue:
         Bound(0, 0) if quota is None else Bound(milli=int(quota * WHOLE_MILLI)),
         Bound() if limit is None else Bound(milli=int(limit * WHOLE_MILLI)),
     )
+
+
+def _idle_rule(table: _Table) -> IdleRule | None:
+    given = {"idle_after", "idle_action", "idle_grace"} & table.left.keys()
+    if not given:
+        return None
+    if "idle_after" not in given:
+        raise table.fail(min(given), 'needs idle_after, for example "30m"')
+    after, action = table.seconds("idle_after", 0.0), table.choice("idle_action", IdleAction)
+    if action is IdleAction.REPORT and "idle_grace" in given:
+        raise table.fail("idle_grace", f'needs idle_action = "{IdleAction.END}"')
+    return IdleRule(after, action, table.seconds("idle_grace", GRACE_SECONDS))
 
 
 def _user_quota(table: _Table) -> UserQuota:

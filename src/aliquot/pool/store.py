@@ -231,7 +231,9 @@ class JobStore:
                     (number,),
                 )
             if _differs(stored.state, state):
-                self._add_event(database, number, state)
+                is_entered = state.since != stored.state.since
+                entry = state if is_entered else replace(state, since=time.time())
+                self._add_event(database, number, entry)
         return replace(stored, state=state, version=stored.version + 1)
 
     def save_progress(

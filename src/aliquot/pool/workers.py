@@ -31,6 +31,7 @@ from aliquot.model.job import Desired
 from aliquot.model.job_state import ObservedJob, Slot
 from aliquot.pool import freezer, processes, supervisor
 from aliquot.pool.capacity import MachinePlan
+from aliquot.pool.idle import idle_together
 from aliquot.pool.json_files import read_json, write_json
 from aliquot.pool.slots import FREEZE_REQUEST, GRANT, SlotFolder, folders
 from aliquot.slices import arbiter_process, checkpoint, control
@@ -111,6 +112,7 @@ class LocalWorkers:
             parked=frozenset(parked_grants(stored, status)),
             refused=refused if generation == state.generation else None,
             unfreezable=None if job.request.swap else self._runtime.unfreezable,
+            idle_seconds=_idle_seconds(stored, status),
         )
 
     def reap(self) -> None:
@@ -416,6 +418,18 @@ def parked_grants(stored: StoredJob, status: Status) -> dict[Slot, Grant]:
     """The parked grants of a job: its frozen workers have given their GPUs back."""
     found = _grants_of(stored, status).items()
     return {slot: grant for slot, grant in found if grant.state is GrantState.PARKED}
+
+
+def grants_of(stored: StoredJob, status: Status) -> dict[Slot, Grant]:
+    """The grants of the workers that a job has now."""
+    found = _grants_of(stored, status)
+    return {slot: found[slot] for slot in stored.state.slots if slot in found}
+
+
+def _idle_seconds(stored: StoredJob, status: Status) -> float | None:
+    """For how long no worker of a job has used a GPU; None unless that is known of all."""
+    found = grants_of(stored, status)
+    return idle_together(found.values()) if len(found) == stored.state.size else None
 
 
 def prepare_runtime(directory: PoolDirectory) -> Runtime:

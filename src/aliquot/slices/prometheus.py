@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from aliquot.model import Gates
+from aliquot.model import Gates, GrantState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aliquot.model import ComputeUse, GrantState, Slice, SliceUse
+    from aliquot.model import ComputeUse, Slice, SliceUse
     from aliquot.slices.arbiter_status import HostMemory, SharedGpu, Status
 
 T = TypeVar("T")
@@ -155,6 +155,13 @@ _SLICE: tuple[_Family[_Part], ...] = (
         "counter",
         "Time for which the slice held the GPU.",
         lambda part: part.compute.used_seconds,
+    ),
+    _Family(
+        "aliquot_slice_idle_seconds",
+        "gauge",
+        "For how long the slice has had no GPU work; no sample: some of its work is not seen, or"
+        " the grant is not active.",
+        lambda part: part.compute.idle_seconds if part.state is GrantState.ACTIVE else None,
     ),
     _Family(
         "aliquot_slice_handovers_total",
