@@ -131,6 +131,14 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             "nodes have no effect.",
         ),
     ] = None,
+    idle_after: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Report containers that use none of their GPUs for so long: an event Idle on the "
+            "pod. 0: report none.",
+        ),
+    ] = "1h",
     kubeconfig: Kubeconfig = None,
     host: Annotated[
         str, typer.Option(help="The address on which to serve metrics and probes.")
@@ -158,6 +166,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         from aliquot.kubernetes.node.machine import NodeOptions  # noqa: PLC0415
     from aliquot.devices import parse_shape  # noqa: PLC0415
     from aliquot.kubernetes.api.presets import choose_presets  # noqa: PLC0415
+    from aliquot.model import parse_duration  # noqa: PLC0415
     from aliquot.model.strength import StrengthOverrides, parse_override  # noqa: PLC0415
 
     options = NodeOptions(
@@ -181,6 +190,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             own=dict(map(parse_override, node_strength or ())).get(node_name),
             models=tuple(map(parse_override, model_strength or ())),
         ),
+        idle_seconds=parse_duration(idle_after),
     )
     set_up_log()
     if asyncio.run(run_agent(options)):

@@ -444,6 +444,33 @@ def test_a_process_that_uses_a_gpu_without_a_grant_is_reported(
     on_node(without_grant, short_tmp)
 
 
+def test_a_container_that_uses_no_gpu_is_reported_once(short_tmp: Path) -> None:
+    async def idle(node: Node) -> None:
+        node.start_agent("--idle-after", "1s")
+        await node.ready()
+        pod, pending = make_pod("idle", memory=5), make_pod("pending", memory=5)
+        for one in (pod, pending):
+            await node.run(one)
+        node.set_phase(pod, "Running")
+        told = ("Idle", "container 'main' has used none of its GPUs for 1 s")
+        await node.until(lambda: told in node.events(pod))
+        page = await asyncio.to_thread(node.page, "/metrics")
+        assert page
+        found = {family.name: family for family in text_string_to_metric_families(page)}
+        (value,) = (
+            one.value
+            for one in found["aliquot_slice_idle_seconds"].samples
+            if one.labels["grant"] == grant_of(node, pod)
+        )
+        assert value >= 1
+        assert told not in node.events(pending)
+        node.set_phase(pending, "Running")
+        await node.until(lambda: told in node.events(pending))
+        assert node.events(pod).count(told) == 1
+
+    on_node(idle, short_tmp, agent=False)
+
+
 def test_metrics_can_be_read_by_prometheus(short_tmp: Path) -> None:
     async def metrics(node: Node) -> None:
         await node.run(make_pod("a", memory=5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,9 +16,10 @@ from aliquot.kubernetes.node import processes
 from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
+from aliquot.kubernetes.node.idle import IdleMonitor
 from aliquot.kubernetes.node.pods import ContainerRef, NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
-from aliquot.model import Grant
+from aliquot.model import ComputeUse, Grant, GrantState, Slice
 from aliquot.slices.arbiter_status import Status
 from kubernetes.builders import make_pod
 from kubernetes.node.builders import SGPU, make_grant, make_host_gpu
@@ -180,6 +182,28 @@ def status_of(*names: str, pid: int = 1, told: bool = False) -> Status:
         for name in names
     )
     return Status(pid=pid, gpus=(), grants=grants, answer={})
+
+
+def test_a_container_is_reported_again_only_after_it_has_used_a_gpu(node: Node) -> None:
+    idle = IdleMonitor(node.saved, node.pods, node.events, 60.0)
+    uid = UIDS[0]
+    node.run(uid)
+    (name,) = node.saved.allocations.grants
+    (known,) = status_of(name).grants
+    part = (Slice(node.gpu.uuid, 1),)
+
+    def check(seconds: float | None, state: GrantState = GrantState.ACTIVE) -> int:
+        use = (ComputeUse(idle_seconds=seconds),)
+        grant = replace(known, slices=part, compute=use, state=state)
+        idle.check(replace(status_of(), grants=(grant,)))
+        return node.events.reasons.count((uid, "Idle"))
+
+    assert check(1e6, GrantState.PARKED) == check(None) == check(59.0) == 0
+    assert check(60.0) == check(1e6) == 1
+    assert check(0.0) == 1
+    assert check(60.0) == 2
+    idle = IdleMonitor(node.saved, node.pods, node.events, 0.0)
+    assert check(1e6) == 2, "this one reports none"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from aliquot.kubernetes.node.grants.injection import Injection
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants, Releaser
 from aliquot.kubernetes.node.grants.resize import Resizer
 from aliquot.kubernetes.node.health import HealthMonitor
+from aliquot.kubernetes.node.idle import IdleMonitor
 from aliquot.kubernetes.node.machine import probe_driver, read_machine, restore_allocations
 from aliquot.kubernetes.node.metrics import (
     AllocationsCollector,
@@ -158,6 +159,7 @@ class Agent:
         self.processes = ProcessMonitor(
             self.saved, self.pods, self.events, self.device_plugins.set_pod
         )
+        self.idle = IdleMonitor(self.saved, self.pods, self.events, options.idle_seconds)
         self.health = HealthMonitor(
             machine, self.saved, self.pods, self.events, partial(probe_driver, options)
         )
@@ -237,6 +239,7 @@ class Agent:
                     status = await self.arbiter.status()
                     self._note_used_memory(status)
                     self.processes.check(status)
+                    self.idle.check(status)
                     self.supervisor.check(status)
                     await self.processes.tell_cgroups(status, self.arbiter)
                     await self.releaser.end_orphans(status)

@@ -72,7 +72,8 @@ class NodeOptions:
     `driver_root` is the node's folder in which its driver is installed; None: a well-known one.
     `compat` is the node's folder with a newer CUDA library, for containers newer than its driver.
     `cdi_dir` is a folder in which the runtime looks for CDI specs. `strengths` are given to
-    GPUs instead of the known or reported ones.
+    GPUs instead of the known or reported ones. Containers that use no GPU for `idle_seconds` are
+    reported; 0: none are.
     """
 
     node: str
@@ -92,6 +93,7 @@ class NodeOptions:
     host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet ask from outside
     port: int = 9440
     strengths: StrengthOverrides = field(default_factory=StrengthOverrides)
+    idle_seconds: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
