@@ -204,12 +204,20 @@ static void finish_drain(struct contender *contender, uint64_t now)
 		other->alone_at = now;
 }
 
+/* Whether its work takes so much longer than estimated that it may wait for another of its group. */
+static bool needs_help(const struct contender *contender, uint64_t now)
+{
+	return now - contender->alone_at > contender->in_hand_ns + HELP_NS;
+}
+
 /* Its unfinished work may wait for another of its group that has drained already: that one gets one
  * more quantum, even while another contender holds the GPU. A member alone on its GPU has open gates and
- * needs none. It is the same drain, with one bound: members that help each other in turn keep nobody
- * waiting for longer. */
+ * needs none. While it drains it is the same drain, with one bound: members that help each other in
+ * turn keep nobody waiting for longer. One that is late keeps nobody waiting, but without help it would
+ * be late for ever, and its group with it: it is charged for that time, so others are always before. */
 static void help_joint(struct contender *contender, uint64_t now)
 {
+	bool is_late = contender->state != CONTENDER_DRAINS;
 	contender->alone_at = now;
 	EACH_JOINT (other, contender) {
 		if (other->state != CONTENDER_OUT || !other->pending || !other->turns->contended)
@@ -217,7 +225,7 @@ static void help_joint(struct contender *contender, uint64_t now)
 		EACH_WORKER (worker, other)
 			if (worker->pending)
 				work_limit(worker, 1);
-		begin_drain(other, contender->since, now);
+		begin_drain(other, is_late ? now : contender->since, now);
 	}
 }
 
@@ -234,17 +242,21 @@ void contender_move_on(struct contender *contender, uint64_t now)
 			finish_drain(contender, now);
 		else if (now - contender->since > bound_of(contender))
 			fall_back(contender, now);
-		else if (now - contender->alone_at > contender->in_hand_ns + HELP_NS)
+		else if (needs_help(contender, now))
 			help_joint(contender, now);
 		break;
 	case CONTENDER_OVERDUE:
 		if (contender_is_drained(contender))
 			finish_drain(contender, now);
+		else if (needs_help(contender, now))
+			help_joint(contender, now);
 		break;
 	case CONTENDER_EXEMPT:
 		if (now - contender->since > EXEMPT_NS) {
 			contender_set_state(contender, CONTENDER_OUT, now);
 			contender_forget_debt(contender);
+		} else if (contender->pending && needs_help(contender, now)) {
+			help_joint(contender, now);
 		}
 		break;
 	case CONTENDER_HOLDS:

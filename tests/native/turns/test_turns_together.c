@@ -63,6 +63,26 @@ static void kernels_of_two_grants_that_wait_for_each_other_progress_without_fall
 		(unsigned long long)alone, (unsigned long long)fallbacks, (unsigned long long)together);
 }
 
+/* One of them is away for a while, as on a machine with too much to do: the other is overdue, its
+ * kernel waits for the next one of the first, and that needs credit. */
+static void a_group_goes_on_after_one_of_it_was_away(unsigned seed)
+{
+	begin_test(80 + seed);
+	struct share *one = add_companion(25, &busy, NULL);
+	struct share *other = add_companion(25, &busy, one);
+	add_share(50, &busy);
+	meet(one, other);
+	for (unsigned i = 0; i < 20; i++) {
+		simulated_gpu_run(&gpu, (100 + 13 * i) * MS);
+		other->program.stopped = true;
+		simulated_gpu_run(&gpu, (60 + 37 * i) * MS);
+		other->program.stopped = false;
+		uint64_t before_that = done_by(one);
+		simulated_gpu_run(&gpu, 500 * MS);
+		CHECK(done_by(one) > before_that + 20);
+	}
+}
+
 static void the_weights_of_a_group_add_up(void)
 {
 	begin_test(51);
@@ -213,6 +233,8 @@ int main(void)
 	a_late_member_closes_no_gates_of_a_member_alone_on_its_gpu();
 	a_group_gets_no_more_of_a_gpu_by_calling_often();
 	kernels_of_two_grants_that_wait_for_each_other_progress_without_fallbacks();
+	for (unsigned seed = 0; seed < 5; seed++)
+		a_group_goes_on_after_one_of_it_was_away(seed);
 	the_weights_of_a_group_add_up();
 	a_group_with_one_member_at_work_has_the_weight_of_that_one();
 	a_group_alone_on_the_gpu_has_its_gates_open();
