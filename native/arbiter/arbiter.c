@@ -137,7 +137,6 @@ static bool shut_down(struct arbiter *arbiter)
 	credit_free(&arbiter->credit);
 	loop_unwatch(&arbiter->loop, &arbiter->signals);
 	users_free(&arbiter->users);
-	movers_close(&arbiter->movers);
 	loop_unwatch(&arbiter->loop, &arbiter->asked);
 	if (!observer_stop(&arbiter->observer))
 		return false;

@@ -6,7 +6,6 @@
 #include "residence.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
 #define OWNERS_MOST 256u /* programs that are told apart; a machine has far fewer */
 #define NAMES_MOST 8u
@@ -119,16 +118,11 @@ bool held_memory_is_none(struct arbiter *arbiter, struct failure *failure)
 
 void held_memory_log_lost(const struct mover_processes *movers)
 {
-	size_t size = ALIQUOT_MOVERS * sizeof(struct aliquot_arena);
 	struct owners owners = {.count = 0};
 	if (!movers->exist)
 		return;
-	struct aliquot_arena *arenas = mmap(NULL, size, PROT_READ, MAP_SHARED, movers->arenas, 0);
-	if (arenas == MAP_FAILED)
-		return;
-	find_owners(movers->supervision, arenas, &owners);
+	find_owners(movers->supervision, movers->pages, &owners);
 	for (unsigned i = 0; i < owners.count; i++)
 		log_event("process %d: its memory was on the host and is lost with the arbiter",
 		          owners.all[i].pid);
-	munmap(arenas, size);
 }

@@ -21,10 +21,17 @@
 #define ARBITER_END 0
 #define MOVER_END 1
 #define DEATHS_WITHIN_NS (10 * SECOND_NS)
+#define HANGS_MOST 2u
 #define REST_NS (10 * SECOND_NS)
 #define END_MS 5000
 /* Above the numbers that a mover finds its files at. */
 #define LOWEST_FD 10
+
+/* Looks without progress. */
+static unsigned most_looks(void)
+{
+	return (aliquot_mover_patience() + MOVER_LOOK_SECONDS - 1) / MOVER_LOOK_SECONDS;
+}
 
 /* aliquot-mover lies beside this program. It is opened once, so that an update changes both or none. */
 static int open_program(void)
@@ -54,16 +61,14 @@ static bool make_arenas(struct mover_processes *movers)
 	movers->arenas = memfd_create("aliquot-arenas", MFD_CLOEXEC);
 	if (movers->arenas < 0 || ftruncate(movers->arenas, (off_t)size))
 		return false;
-	struct aliquot_arena *arenas = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED,
-	                                    movers->arenas, 0);
-	if (arenas == MAP_FAILED)
+	movers->pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, movers->arenas, 0);
+	if (movers->pages == MAP_FAILED)
 		return false;
 	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++) {
-		arenas[i].magic = ALIQUOT_ARENA_MAGIC;
-		arenas[i].version = ALIQUOT_ARENA_VERSION;
-		arenas[i].size = sizeof(struct aliquot_arena);
+		movers->pages[i].magic = ALIQUOT_ARENA_MAGIC;
+		movers->pages[i].version = ALIQUOT_ARENA_VERSION;
+		movers->pages[i].size = sizeof(struct aliquot_arena);
 	}
-	munmap(arenas, size);
 	return true;
 }
 
@@ -112,6 +117,7 @@ void mover_processes_take_over(struct mover_processes *movers)
 		int pidfd = pid ? identity_reopen(pid, atomic_load(&slot->start_time)) : -ESRCH;
 		movers->all[i].pid = 0;
 		movers->all[i].death_count = 0;
+		movers->all[i].hangs = 0;
 		if (pidfd >= 0) {
 			struct pollfd poller = {.fd = pidfd, .events = POLLIN};
 			poll(&poller, 1, END_MS);
@@ -168,6 +174,8 @@ static void start(struct mover_processes *movers, unsigned number)
 		become_mover(movers, number);
 	}
 	mover->pid = pid;
+	mover->beats = atomic_load(&movers->pages[number].beats);
+	atomic_store(&slot->silent_looks, 0);
 	identity_start_time(pid, &start_time);
 	atomic_store(&slot->start_time, start_time);
 	atomic_store(&slot->pid, (int)pid);
@@ -222,29 +230,68 @@ static void drop_orders(const struct mover_process *mover)
 	}
 }
 
+/* None is started for a while. */
+static void rest(struct mover_processes *movers, unsigned number, bool hung)
+{
+	struct mover_process *mover = &movers->all[number];
+	struct mover_slot *slot = &movers->supervision->movers[number];
+	mover->death_count = 0;
+	atomic_store(&slot->rests_for_hangs, hung);
+	atomic_store(&slot->rests_until, loop_now() + REST_NS);
+	drop_orders(mover);
+}
+
+/* Whether it has died too often. */
+static bool count_death(struct mover_process *mover)
+{
+	uint64_t now = loop_now();
+	mover->deaths[mover->death_count++ % MOVER_DEATHS_MOST] = now;
+	uint64_t oldest = mover->deaths[mover->death_count % MOVER_DEATHS_MOST];
+	return mover->death_count >= MOVER_DEATHS_MOST && now - oldest <= DEATHS_WITHIN_NS;
+}
+
+/* Whether it has hung too often. */
+static bool count_hang(struct mover_processes *movers, unsigned number)
+{
+	struct mover_process *mover = &movers->all[number];
+	const struct aliquot_arena *page = &movers->pages[number];
+	uint64_t copied = atomic_load(&page->out_bytes) + atomic_load(&page->in_bytes);
+	if (copied != mover->copied_at_hang)
+		mover->hangs = 0;
+	mover->copied_at_hang = copied;
+	atomic_fetch_add(&movers->supervision->movers[number].hangs, 1);
+	return ++mover->hangs % HANGS_MOST == 0;
+}
+
 static void on_death(struct mover_processes *movers, unsigned number, int status)
 {
 	struct mover_process *mover = &movers->all[number];
 	struct mover_slot *slot = &movers->supervision->movers[number];
+	struct aliquot_arena *page = &movers->pages[number];
 	int pid = (int)mover->pid;
-	uint64_t now = loop_now();
+	bool hung = atomic_load(&slot->silent_looks) > most_looks();
 	mover->pid = 0;
 	atomic_store(&slot->pid, 0);
+	atomic_store(&slot->silent_looks, 0);
+	atomic_store(&page->lacking_bytes, 0); /* nobody waits for it any more */
 	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
 		return;
+	hung |= WIFEXITED(status) && WEXITSTATUS(status) == ALIQUOT_MOVER_HUNG;
 	if (WIFSIGNALED(status))
 		log_event("mover %u (pid %d) died of signal %d", number, pid, WTERMSIG(status));
 	else
 		log_event("mover %u (pid %d) ended with code %d", number, pid, WEXITSTATUS(status));
-	mover->deaths[mover->death_count++ % MOVER_DEATHS_MOST] = now;
-	uint64_t oldest = mover->deaths[mover->death_count % MOVER_DEATHS_MOST];
-	if (mover->death_count < MOVER_DEATHS_MOST || now - oldest > DEATHS_WITHIN_NS)
-		return;
-	log_event("mover %u died %d times within 10 seconds: not started for 10 seconds", number,
-	          MOVER_DEATHS_MOST);
-	mover->death_count = 0;
-	atomic_store(&slot->rests_until, now + REST_NS);
-	drop_orders(mover);
+	if (hung && count_hang(movers, number)) {
+		log_event("mover %u hung %u times and copied nothing: not started for 10 seconds", number,
+		          mover->hangs);
+		rest(movers, number, true);
+	} else if (!hung && count_death(mover)) {
+		log_event("mover %u died %d times within 10 seconds: not started for 10 seconds", number,
+		          MOVER_DEATHS_MOST);
+		rest(movers, number, false);
+	} else if (atomic_load(&page->wanted_bytes) || atomic_load(&page->grown_bytes)) {
+		start(movers, number);
+	}
 }
 
 void mover_processes_reap(struct mover_processes *movers)
@@ -255,6 +302,35 @@ void mover_processes_reap(struct mover_processes *movers)
 		if (pid && waitpid(pid, &status, WNOHANG) == pid)
 			on_death(movers, i, status);
 	}
+}
+
+static void look(struct mover_processes *movers, unsigned number)
+{
+	struct mover_process *mover = &movers->all[number];
+	struct mover_slot *slot = &movers->supervision->movers[number];
+	uint64_t beats = atomic_load(&movers->pages[number].beats);
+	if (beats != mover->beats) {
+		mover->beats = beats;
+		atomic_store(&slot->silent_looks, 0);
+		return;
+	}
+	unsigned looks = atomic_fetch_add(&slot->silent_looks, 1) + 1;
+	if (looks <= most_looks())
+		return;
+	kill(mover->pid, SIGKILL);
+	if (looks == most_looks() + 1)
+		log_event("mover %u (pid %d) has made no progress for %u s: killed", number,
+		          (int)mover->pid, (looks - 1) * MOVER_LOOK_SECONDS);
+	else if (looks >
+	         2 * most_looks()) /* inside the kernel; only one at a time may have the arena */
+		rest(movers, number, true);
+}
+
+void mover_processes_look(struct mover_processes *movers)
+{
+	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++)
+		if (movers->all[i].pid)
+			look(movers, i);
 }
 
 void mover_processes_end(struct mover_processes *movers)

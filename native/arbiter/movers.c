@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,24 +21,11 @@
 
 void movers_open(struct movers *movers, const struct mover_processes *processes)
 {
-	*movers = (struct movers){.processes = processes};
+	*movers = (struct movers){
+		.processes = processes,
+		.arenas = processes->exist ? processes->pages : NULL,
+	};
 	memcpy(movers->why_not, processes->why_not, sizeof(movers->why_not));
-	if (!processes->exist)
-		return;
-	void *at = mmap(NULL, ALIQUOT_MOVERS * sizeof(struct aliquot_arena), PROT_READ | PROT_WRITE,
-	                MAP_SHARED, processes->arenas, 0);
-	if (at != MAP_FAILED)
-		movers->arenas = at;
-	else
-		snprintf(movers->why_not, sizeof(movers->why_not), "the arenas cannot be mapped: %s",
-		         strerror(errno));
-}
-
-void movers_close(struct movers *movers)
-{
-	if (movers->arenas)
-		munmap(movers->arenas, ALIQUOT_MOVERS * sizeof(struct aliquot_arena));
-	movers->arenas = NULL;
 }
 
 static struct mover_slot *slot_at(struct arbiter *arbiter, unsigned number)
@@ -116,8 +102,10 @@ int movers_connect(const struct process *process, uint32_t slice, char why[stati
 		                                  : arbiter->movers.why_not);
 		return -1;
 	}
-	if (loop_now() < atomic_load(&slot_at(arbiter, number)->rests_until)) {
-		snprintf(why, 100, "the mover of GPU %u has died too often: try again in 10 s", gpu->index);
+	struct mover_slot *slot = slot_at(arbiter, number);
+	if (loop_now() < atomic_load(&slot->rests_until)) {
+		snprintf(why, 100, "the mover of GPU %u has %s too often: try again in 10 s", gpu->index,
+		         atomic_load(&slot->rests_for_hangs) ? "hung" : "died");
 		return -1;
 	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
@@ -239,11 +227,15 @@ void movers_write(struct arbiter *arbiter, const struct gpu *gpu, struct json *o
 	json_open(out, "mover", '{');
 	json_number(out, "pid", (uint32_t)pid_of(arbiter, gpu));
 	json_number(out, "starts", atomic_load(&slot_at(arbiter, number)->starts));
+	json_number(out, "hangs", atomic_load(&slot_at(arbiter, number)->hangs));
+	json_number(out, "silent_seconds",
+	            atomic_load(&slot_at(arbiter, number)->silent_looks) * MOVER_LOOK_SECONDS);
 	json_number(out, "bytes", movers_bytes(arbiter, gpu));
 	json_number(out, "host_bytes", atomic_load(&arena->grown_bytes));
 	json_number(out, "ready_bytes", atomic_load(&arena->registered_bytes));
 	json_number(out, "held_bytes", atomic_load(&arena->held_bytes));
 	json_number(out, "wanted_bytes", atomic_load(&arena->wanted_bytes));
 	json_number(out, "copies", atomic_load(&arena->extent_count));
+	json_number(out, "connections", atomic_load(&arena->connection_count));
 	json_close(out, '}');
 }

@@ -28,7 +28,6 @@ struct movers {
 };
 
 void movers_open(struct movers *movers, const struct mover_processes *processes);
-void movers_close(struct movers *movers);
 
 /* A connection of that process to the mover of a slice's GPU: a descriptor for the program, or -1 and the
  * reason. */

@@ -26,7 +26,7 @@
 #define DEATHS_WITHIN_NS (10 * SECOND_NS)
 #define END_TIMEOUT_NS (5 * SECOND_NS)
 /* The parent looks this often, and kills an arbiter after that many looks without progress. */
-#define LOOK_NS (2 * SECOND_NS)
+#define LOOK_NS (MOVER_LOOK_SECONDS * SECOND_NS) /* movers are looked at with the arbiter */
 #define MISSED_MOST 2
 
 struct parent {
@@ -230,6 +230,7 @@ static int wait_for_child(struct parent *parent, pid_t child)
 			look_at = loop_now() + LOOK_NS;
 			if (!makes_progress(parent))
 				kill_child(parent, child, "makes no progress");
+			mover_processes_look(&parent->movers);
 		}
 		mover_processes_reap(&parent->movers);
 		if (parent->guard <= 0 || waitpid(parent->guard, NULL, WNOHANG) == parent->guard)

@@ -11,6 +11,7 @@
 #include "aliquot/arena.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 /* A mover, by its number. The arbiter assigns it to a GPU for good; the parent writes the rest. */
@@ -20,7 +21,10 @@ struct mover_slot {
 	atomic_int pid; /* 0: none runs */
 	_Atomic uint64_t start_time;
 	atomic_uint starts;
-	_Atomic uint64_t rests_until; /* it has died too often: none is started until then */
+	_Atomic uint64_t rests_until; /* it has died or hung too often: none is started until then */
+	atomic_bool rests_for_hangs;  /* it has hung */
+	atomic_uint hangs;            /* how often it was ended because it made no progress */
+	atomic_uint silent_looks;     /* of the parent's, since it made progress */
 };
 
 struct supervision {

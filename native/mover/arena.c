@@ -3,11 +3,13 @@
 #include "identity.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define HEADS 65536u
+#define SHRINK_PART (UINT64_C(1) << 30)
 
 static uint64_t units_of(uint64_t bytes)
 {
@@ -219,7 +221,7 @@ bool arena_reserve(struct arena *arena, const struct owner *owner, uint64_t byte
 			return fault_set(fault, ALIQUOT_MOVE_HOST_FULL,
 			                 "the slice has %llu MiB on the host, and may have %llu MiB in all",
 			                 fault_mib(used), fault_mib(most));
-		if (!host_memory_grow(arena->memory, grown, fault))
+		if (!host_memory_obtain(arena->memory, grown, bytes, fault))
 			return false;
 	}
 }
@@ -359,15 +361,32 @@ void arena_forget_dead(struct arena *arena)
 			arena_forget_process(arena, pid, start_time);
 }
 
-void arena_shrink(struct arena *arena, uint64_t to)
+void arena_give_back(struct arena *arena, uint64_t bytes)
+{
+	uint64_t now = atomic_load(&arena->memory->bytes);
+	arena_shrink(arena, now > bytes ? now - bytes : 0);
+}
+
+/* Shrinks by a part of it, so that others do not wait long for the lock. False: it has that size, or cannot
+ * be smaller. */
+static bool shrink_some(struct arena *arena, uint64_t to)
 {
 	pthread_mutex_lock(&arena->lock);
-	uint64_t end = atomic_load(&arena->memory->bytes) / ARENA_UNIT;
+	uint64_t before = atomic_load(&arena->memory->bytes), end = before / ARENA_UNIT;
 	while (end && !arena->used[end - 1])
 		end--;
-	uint64_t needed = end * ARENA_UNIT;
-	host_memory_shrink(arena->memory, needed > to ? needed : to);
+	if (before > SHRINK_PART && to < before - SHRINK_PART)
+		to = before - SHRINK_PART;
+	host_memory_shrink(arena->memory, end * ARENA_UNIT > to ? end * ARENA_UNIT : to);
+	bool shrunk = atomic_load(&arena->memory->bytes) < before;
 	pthread_mutex_unlock(&arena->lock);
+	return shrunk;
+}
+
+void arena_shrink(struct arena *arena, uint64_t to)
+{
+	while (atomic_load(&arena->memory->bytes) > to && shrink_some(arena, to))
+		sched_yield();
 }
 
 bool arena_is_empty(struct arena *arena)

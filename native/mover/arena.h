@@ -75,6 +75,8 @@ void arena_forget_dead(struct arena *arena);
 
 /* Gives memory back to the host that no copy needs, down to that size. */
 void arena_shrink(struct arena *arena, uint64_t to);
+/* The same, but by so much, or as much as it can. */
+void arena_give_back(struct arena *arena, uint64_t bytes);
 
 /* Whether no copy is here, nor space reserved for one. */
 bool arena_is_empty(struct arena *arena);

@@ -1,6 +1,7 @@
 #include "connection.h"
 
 #include "checksum.h"
+#include "watch.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -63,18 +64,29 @@ static void answer(struct connection *connection, const struct aliquot_move *req
 		snprintf(message.text, sizeof(message.text), "%s", fault->text);
 	}
 	ssize_t sent;
+	watch_rest(); /* a program may read no answers */
 	do
 		sent = send(connection->socket, &message, sizeof(message), MSG_NOSIGNAL);
 	while (sent < 0 && errno == EINTR);
+	watch_work();
 	if (sent != (ssize_t)sizeof(message))
 		connection->broken = true;
 }
 
+/* It is not watched: it waits for nobody, and takes long for a large piece. */
+static uint64_t checksum_of(const struct connection *connection, const struct arena_space *space)
+{
+	watch_rest();
+	uint64_t sum = checksum(host_memory_at(connection->all->arena->memory, space->offset),
+	                        space->bytes);
+	watch_work();
+	return sum;
+}
+
 static bool check_copy(struct connection *connection, const struct job *job, struct fault *fault)
 {
-	const void *at = host_memory_at(connection->all->arena->memory, job->space.offset);
 	if (!connection->all->checks || !job->space.has_checksum ||
-	    checksum(at, job->space.bytes) == job->space.checksum)
+	    checksum_of(connection, &job->space) == job->space.checksum)
 		return true;
 	return fault_set(fault, ALIQUOT_MOVE_UNKNOWN, "the copy of piece %#llx has changed on the host",
 	                 (unsigned long long)job->request.piece);
@@ -131,8 +143,7 @@ static bool keep_copy(struct connection *connection, struct job *job)
 {
 	struct connections *all = connection->all;
 	if (all->checks) {
-		const void *at = host_memory_at(all->arena->memory, job->space.offset);
-		job->space.checksum = checksum(at, job->space.bytes);
+		job->space.checksum = checksum_of(connection, &job->space);
 		job->space.has_checksum = true;
 	}
 	/* With the lock, so that a program that ends either finds the copy or prevents it. */
@@ -241,7 +252,10 @@ static enum received receive(struct connection *connection)
 	                        .msg_controllen = sizeof(control)};
 	/* MSG_TRUNC returns the true size of the message, so that a longer one is refused. */
 	int flags = MSG_CMSG_CLOEXEC | MSG_TRUNC | (connection->count ? MSG_DONTWAIT : 0);
+	if (!connection->count)
+		watch_rest();
 	ssize_t size = recvmsg(connection->socket, &header, flags);
+	watch_work();
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return NOTHING_YET;
 	if (size <= 0)
@@ -307,6 +321,7 @@ static void *serve(void *argument)
 {
 	struct connection *connection = argument;
 	enum received received = RECEIVED;
+	watch_enter();
 	wait_for_closed_others(connection);
 	while (received != CLOSED && !connection->broken) {
 		received = receive(connection);
@@ -318,6 +333,7 @@ static void *serve(void *argument)
 	for (unsigned i = 0; i < UNDER_WAY; i++)
 		gpu_end_event(connection->all->gpu, connection->jobs[i].copied);
 	gpu_leave(&connection->stream);
+	watch_leave();
 	release(connection);
 	return NULL;
 }

@@ -1,5 +1,7 @@
 #include "gpu.h"
 
+#include "watch.h"
+
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <string.h>
@@ -47,6 +49,7 @@ static bool is_context_lost(struct gpu *gpu)
 static bool succeeds(struct gpu *gpu, CUresult result, const char *call, struct fault *fault)
 {
 	const char *name = NULL;
+	watch_step();
 	if (result == CUDA_SUCCESS)
 		return true;
 	if (gpu->context && is_fatal(result) && is_context_lost(gpu))
@@ -244,6 +247,7 @@ bool gpu_copy(struct gpu_stream *stream, const struct gpu_memory *memory, void *
               uint64_t step, struct fault *fault)
 {
 	struct gpu *gpu = stream->gpu;
+	uint64_t queued = 0;
 	for (uint64_t done = 0, part; done < memory->bytes; done += part) {
 		char *at = (char *)host + done;
 		uint64_t rest = step - (uintptr_t)at % step;
@@ -253,6 +257,12 @@ bool gpu_copy(struct gpu_stream *stream, const struct gpu_memory *memory, void *
 		CUresult result = out ? gpu->calls.copy_out(at, memory->at + done, part, stream->stream)
 		                      : gpu->calls.copy_in(memory->at + done, at, part, stream->stream);
 		if (!succeeds(gpu, result, out ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync", fault))
+			return false;
+		queued += part;
+		if (queued < GPU_STEP)
+			continue;
+		queued = 0;
+		if (!succeeds(gpu, gpu->calls.wait_stream(stream->stream), "a copy", fault))
 			return false;
 	}
 	return true;

@@ -18,6 +18,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* A copy waits for the GPU each time that it has queued so much: it is a step (watch.h). */
+#define GPU_STEP (UINT64_C(256) << 20)
+
 struct gpu_calls {
 	CUresult (*init)(unsigned flags);
 	CUresult (*device_count)(int *count);

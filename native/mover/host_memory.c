@@ -1,17 +1,24 @@
 #include "host_memory.h"
 
+#include "watch.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Newer than the C library's headers may be. */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+
+/* How long others have to give memory back: they look twice a second. */
+#define LACKING_MS 5000
+#define LACKING_LOOK_MS 20
 
 static uint64_t round_up(uint64_t bytes)
 {
@@ -32,14 +39,25 @@ static uint64_t read_meminfo(const char *name)
 	return kib << 10;
 }
 
+static uint64_t above(uint64_t value, uint64_t least)
+{
+	return value > least ? value - least : 0;
+}
+
+/* What movers may still take of what the host has free. */
+static uint64_t host_room(void)
+{
+	return above(read_meminfo("MemAvailable"), read_meminfo("MemTotal") / 10);
+}
+
 static bool host_has_room(struct fault *fault)
 {
-	uint64_t total = read_meminfo("MemTotal"), free = read_meminfo("MemAvailable");
-	if (free >= total / 10 + HOST_MEMORY_STEP)
+	if (host_room() >= HOST_MEMORY_STEP)
 		return true;
 	return fault_set(fault, ALIQUOT_MOVE_HOST_FULL,
-	                 "the host has %llu MiB free, and %llu MiB must stay free", fault_mib(free),
-	                 fault_mib(total / 10));
+	                 "the host has %llu MiB free, and %llu MiB must stay free",
+	                 fault_mib(read_meminfo("MemAvailable")),
+	                 fault_mib(read_meminfo("MemTotal") / 10));
 }
 
 /* One process of all movers at a time; a killed one lets go. */
@@ -50,11 +68,18 @@ static void lock_machine(struct host_memory *memory, short type)
 		;
 }
 
-static bool is_below_limit(const struct host_memory *memory, struct fault *fault)
+/* What all movers together have. */
+static uint64_t taken_bytes(const struct host_memory *memory)
 {
 	uint64_t sum = 0;
 	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++)
 		sum += atomic_load(&memory->arenas[i].grown_bytes);
+	return sum;
+}
+
+static bool is_below_limit(const struct host_memory *memory, struct fault *fault)
+{
+	uint64_t sum = taken_bytes(memory);
 	if (sum + HOST_MEMORY_STEP <= memory->most_bytes)
 		return true;
 	return fault_set(fault, ALIQUOT_MOVE_HOST_FULL,
@@ -115,6 +140,7 @@ bool host_memory_open(struct host_memory *memory, struct gpu *gpu, struct aliquo
 	memory->base = (char *)round_up((uintptr_t)at);
 	for (uint64_t offset = 0; offset < bytes; offset += HOST_MEMORY_STEP) {
 		int error = map_step(memory, offset);
+		watch_step();
 		if (error) {
 			errno = -error;
 			return false;
@@ -123,12 +149,14 @@ bool host_memory_open(struct host_memory *memory, struct gpu *gpu, struct aliquo
 	atomic_store(&memory->bytes, bytes);
 	atomic_store(&memory->own->grown_bytes, bytes);
 	atomic_store(&memory->own->registered_bytes, 0);
+	atomic_store(&memory->own->lacking_bytes, 0);
 	return true;
 }
 
 static void register_step(struct host_memory *memory, uint64_t step)
 {
 	atomic_bool *registered = &memory->registered[step];
+	watch_step();
 	if (atomic_load(registered) ||
 	    !gpu_register(memory->gpu, memory->base + step * HOST_MEMORY_STEP, HOST_MEMORY_STEP))
 		return;
@@ -172,6 +200,65 @@ bool host_memory_grow(struct host_memory *memory, uint64_t from, struct fault *f
 	return grown;
 }
 
+/* Whether the mover of another GPU has memory that no copy needs. */
+static bool others_can_give(const struct host_memory *memory)
+{
+	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++) {
+		const struct aliquot_arena *other = &memory->arenas[i];
+		if (other != memory->own &&
+		    atomic_load(&other->grown_bytes) >= atomic_load(&other->held_bytes) + HOST_MEMORY_STEP)
+			return true;
+	}
+	return false;
+}
+
+/* Shows that a thread lacks memory: so much, and what its GPU's programs will need after it. */
+static void begin_lacking(struct host_memory *memory, uint64_t bytes)
+{
+	struct aliquot_arena *own = memory->own;
+	pthread_mutex_lock(&memory->lock);
+	uint64_t later = above(atomic_load(&own->wanted_bytes), atomic_load(&own->grown_bytes));
+	atomic_store(&own->lacking_bytes, round_up(bytes > later ? bytes : later));
+	memory->waiting++;
+	pthread_mutex_unlock(&memory->lock);
+}
+
+static void end_lacking(struct host_memory *memory)
+{
+	pthread_mutex_lock(&memory->lock);
+	if (!--memory->waiting)
+		atomic_store(&memory->own->lacking_bytes, 0);
+	pthread_mutex_unlock(&memory->lock);
+}
+
+bool host_memory_obtain(struct host_memory *memory, uint64_t from, uint64_t bytes,
+                        struct fault *fault)
+{
+	const struct timespec moment = {.tv_nsec = LACKING_LOOK_MS * 1000000L};
+	bool grown = host_memory_grow(memory, from, fault);
+	if (grown || !others_can_give(memory))
+		return grown;
+	begin_lacking(memory, bytes);
+	for (unsigned i = 0; !grown && i < LACKING_MS / LACKING_LOOK_MS; i++) {
+		nanosleep(&moment, NULL);
+		watch_step();
+		grown = host_memory_grow(memory, from, fault);
+	}
+	end_lacking(memory);
+	return grown;
+}
+
+uint64_t host_memory_lacked_by_others(const struct host_memory *memory)
+{
+	uint64_t lacked = 0;
+	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++)
+		lacked += atomic_load(&memory->arenas[i].lacking_bytes);
+	if (!lacked || atomic_load(&memory->own->lacking_bytes))
+		return 0;
+	uint64_t allowed = above(memory->most_bytes, taken_bytes(memory)), room = host_room();
+	return above(lacked, allowed < room ? allowed : room);
+}
+
 void host_memory_shrink(struct host_memory *memory, uint64_t to)
 {
 	pthread_mutex_lock(&memory->lock);
@@ -180,6 +267,7 @@ void host_memory_shrink(struct host_memory *memory, uint64_t to)
 	for (uint64_t at = to; at < bytes; at += HOST_MEMORY_STEP) {
 		if (!atomic_exchange(&memory->registered[at / HOST_MEMORY_STEP], false))
 			continue;
+		watch_step();
 		gpu_unregister(memory->gpu, memory->base + at);
 		atomic_fetch_sub(&memory->own->registered_bytes, HOST_MEMORY_STEP);
 	}

@@ -5,7 +5,9 @@
  * leave and return use it again.
  *
  * It grows only while the movers of all GPUs together have less than the machine's limit and the host
- * has a tenth of its memory to spare after it.
+ * has a tenth of its memory to spare after it. Memory that is needed now goes before memory that may be
+ * needed: a mover whose programs lack some says so in its arena, and the movers of other GPUs give back what no
+ * copy needs and take no more ahead of need.
  *
  * Any thread may call these functions.
  */
@@ -25,6 +27,7 @@ struct host_memory {
 	char *base;
 	uint64_t reserved_bytes; /* of addresses, from base on */
 	pthread_mutex_t lock;
+	unsigned waiting;        /* with the lock: threads that lack memory */
 	_Atomic uint64_t bytes;  /* of the file that are mapped: whole steps */
 	atomic_bool *registered; /* by step */
 };
@@ -35,6 +38,13 @@ bool host_memory_open(struct host_memory *memory, struct gpu *gpu, struct aliquo
 
 /* Adds one step, if the file still has `from` bytes; else somebody else has. */
 bool host_memory_grow(struct host_memory *memory, uint64_t from, struct fault *fault);
+/* The same for `bytes` that a program needs now: waits for other movers if these can give some back. */
+bool host_memory_obtain(struct host_memory *memory, uint64_t from, uint64_t bytes,
+                        struct fault *fault);
+
+/* What programs of other GPUs lack, beyond what is free for them; 0: nothing, or this mover's do too. */
+uint64_t host_memory_lacked_by_others(const struct host_memory *memory);
+
 /* Gives back all steps from there on, of which nobody uses any part. */
 void host_memory_shrink(struct host_memory *memory, uint64_t to);
 

@@ -7,6 +7,7 @@
 #include "aliquot/arena.h"
 #include "aliquot/uuid.h"
 #include "connection.h"
+#include "watch.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -18,9 +19,10 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-#define LOOK_MS 2000 /* how often it looks for dead processes, while it has copies */
+#define IDLE_LOOKS 4 /* after which it looks for dead processes, and whether anybody needs it */
 
 struct mover {
 	struct aliquot_arena *page;
@@ -39,23 +41,29 @@ static int fail(const char *what, const char *why)
 	return 1;
 }
 
-/* Grows the arena ahead of need, and gives back what is not wanted any more. */
+/* Grows the arena ahead of need, and gives back what is not wanted any more or others need. */
 static void *keep_warm(void *argument)
 {
 	struct mover *mover = argument;
 	struct fault fault;
+	watch_enter();
 	for (;;) {
-		uint64_t bytes, wanted;
+		uint64_t bytes, wanted, lacked;
+		watch_rest();
 		pthread_mutex_lock(&mover->lock);
 		while (!mover->look)
 			pthread_cond_wait(&mover->changed, &mover->lock);
 		mover->look = false;
 		pthread_mutex_unlock(&mover->lock);
+		watch_work();
 		host_memory_register(&mover->memory, 0, atomic_load(&mover->memory.bytes));
 		do {
 			bytes = atomic_load(&mover->memory.bytes);
 			wanted = atomic_load(&mover->page->wanted_bytes);
-		} while (bytes < wanted && host_memory_grow(&mover->memory, bytes, &fault));
+			lacked = host_memory_lacked_by_others(&mover->memory);
+		} while (!lacked && bytes < wanted && host_memory_grow(&mover->memory, bytes, &fault));
+		if (lacked)
+			arena_give_back(&mover->arena, lacked);
 		if (wanted < bytes)
 			arena_shrink(&mover->arena, wanted);
 	}
@@ -117,15 +125,34 @@ static bool is_of_no_use(struct mover *mover)
 	       arena_is_empty(&mover->arena);
 }
 
+static uint64_t now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
 static int run(struct mover *mover)
 {
-	for (;;) {
+	uint64_t look_at = 0;
+	for (unsigned idle_looks = 0;;) {
 		struct pollfd poller = {.fd = ALIQUOT_MOVER_ORDERS, .events = POLLIN};
-		int ready = poll(&poller, 1, LOOK_MS);
+		uint64_t now = now_ms();
+		if (now >= look_at) {
+			look_at = now + WATCH_LOOK_MS;
+			idle_looks++;
+			watch_look();
+			if (host_memory_lacked_by_others(&mover->memory))
+				look(mover);
+		}
+		int ready = poll(&poller, 1, (int)(look_at - now));
 		if (ready > 0 && !read_order(mover))
 			return 0;
 		if (ready)
+			idle_looks = 0;
+		if (idle_looks < IDLE_LOOKS)
 			continue;
+		idle_looks = 0;
 		if (!arena_is_empty(&mover->arena))
 			arena_forget_dead(&mover->arena);
 		if (is_of_no_use(mover)) {
@@ -175,6 +202,7 @@ int main(int argc, char **argv)
 	mover.page = &arenas[number];
 	if (mover.page->magic != ALIQUOT_ARENA_MAGIC || mover.page->version != ALIQUOT_ARENA_VERSION)
 		return fail("the arena", "it is of another version");
+	watch_open(mover.page, aliquot_mover_patience());
 	gpu_init(&mover.gpu, argv[1], uuid, ALIQUOT_MOVER_DATA);
 	gpu_is_ready(&mover.gpu, &fault);
 	if (!host_memory_open(&mover.memory, &mover.gpu, arenas, (unsigned)number, ALIQUOT_MOVER_ARENAS,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aliquot import devices
+from arbiter.rig import Arbiter, BackgroundArbiter
+from mover.arbiter_rig import Rig, make_rig
 from mover.rig import Client, Mover
 from sim.program import Program
 
@@ -75,3 +77,30 @@ def clients(mover: Mover, programs: Callable[[], Client]) -> Callable[..., Clien
         return client
 
     return start
+
+
+@pytest.fixture
+def stopped_rig(
+    native_dir: Path, sim_env: dict[str, str], gpu: str, short_tmp: Path
+) -> Iterator[Rig]:
+    """An arbiter that is not yet started."""
+    rig = make_rig(Arbiter, native_dir, sim_env, gpu, short_tmp)
+    yield rig
+    rig.arbiter.close()
+
+
+@pytest.fixture
+def background_rig(
+    native_dir: Path, sim_env: dict[str, str], gpu: str, short_tmp: Path
+) -> Iterator[Rig]:
+    """An arbiter whose guard takes over."""
+    rig = make_rig(BackgroundArbiter, native_dir, sim_env, gpu, short_tmp)
+    rig.start()
+    yield rig
+    rig.arbiter.close()
+
+
+@pytest.fixture
+def rig(stopped_rig: Rig) -> Rig:
+    stopped_rig.start()
+    return stopped_rig

@@ -15,104 +15,16 @@ from aliquot.devices import Driver
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.model.errors import HeldMemoryError
 from aliquot.slices import arbiter_process, control, state_directory
-from arbiter.rig import Arbiter, BackgroundArbiter
 from mover import wire
+from mover.arbiter_rig import PIECE, join
 from mover.wire import MIB
 from support import GIB, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from mover.arbiter_rig import Programs, Rig
 
-    from mover.rig import Client
-
-    Programs = Callable[[], Client]
-
-PIECE = 4 * MIB
-SLICE = 128 * MIB
 TOO_OFTEN = 10  # deaths
 CONTEXT = 518 * MIB  # of the simulated H100 (shapes.conf)
-
-
-class SimulatedMachine:
-    """What an arbiter needs to know of the simulated machine (arbiter.rig.Machine)."""
-
-    def __init__(self, env: dict[str, str]) -> None:
-        self.environment = env
-        self.library = Path(env["LD_LIBRARY_PATH"]) / "libnvidia-ml.so.1"
-
-
-class Rig:
-    """An arbiter, in the foreground or in the background, that knows where the driver is."""
-
-    def __init__(self, arbiter: Arbiter, gpu: str, cuda: Path) -> None:
-        self.arbiter, self.gpu, self._cuda = arbiter, gpu, cuda
-
-    def start(self, *options: str) -> None:
-        self.arbiter.start("--cuda", str(self._cuda), *options)
-
-    def make(self, name: str = "a", memory: int = SLICE, *, swap: bool = True) -> Path:
-        line = f"make name={name} kept=1 slice={self.gpu},memory={memory}{' swap=1' * swap}"
-        answer = self.arbiter.ask(line)
-        assert "directory" in answer, answer
-        return Path(answer["directory"])
-
-    def mover(self) -> dict[str, Any]:
-        (gpu,) = self.arbiter.status()["gpus"]
-        found = gpu["mover"]
-        assert isinstance(found, dict)
-        return found
-
-    def copies(self) -> int:
-        return int(self.mover()["copies"])
-
-    def driver_bytes(self, name: str = "a") -> int:
-        """What NVML says that a grant's programs use."""
-        grant = self.arbiter.grant(name)
-        assert grant
-        return int(grant["slices"][0]["driver_bytes"])
-
-    def has_replaced(self, killed: dict[str, int]) -> bool:
-        """Whether the arbiter answers, with others in place of its processes that were killed."""
-        try:
-            pids = self.arbiter.pids()
-        except (OSError, AssertionError):
-            return False
-        return all(pids[name] != pid for name, pid in killed.items())
-
-    def kill_mover(self) -> int:
-        pid = int(self.mover()["pid"])
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: self.mover()["pid"] != pid)
-        return pid
-
-
-def _make_rig(
-    kind: type[Arbiter], native: Path, env: dict[str, str], gpu: str, folder: Path
-) -> Rig:
-    machine: Any = SimulatedMachine(env)
-    arbiter = kind(folder / "state", native / "bin" / "aliquot-arbiter", machine)
-    return Rig(arbiter, gpu, Path(env["LD_LIBRARY_PATH"]) / "libcuda.so.1")
-
-
-@pytest.fixture
-def stopped_rig(
-    native_dir: Path, sim_env: dict[str, str], gpu: str, short_tmp: Path
-) -> Iterator[Rig]:
-    """An arbiter that is not yet started."""
-    rig = _make_rig(Arbiter, native_dir, sim_env, gpu, short_tmp)
-    yield rig
-    rig.arbiter.close()
-
-
-@pytest.fixture
-def background_rig(
-    native_dir: Path, sim_env: dict[str, str], gpu: str, short_tmp: Path
-) -> Iterator[Rig]:
-    """An arbiter whose guard takes over."""
-    rig = _make_rig(BackgroundArbiter, native_dir, sim_env, gpu, short_tmp)
-    rig.start()
-    yield rig
-    rig.arbiter.close()
 
 
 @pytest.fixture
@@ -121,19 +33,6 @@ def driver(sim_env: dict[str, str]) -> Driver:
     library = Path(sim_env["LD_LIBRARY_PATH"])
     variables = {key: value for key, value in sim_env.items() if "SIMULATE" in key}
     return Driver(library / "libcuda.so.1", library / "libnvidia-ml.so.1", None, variables)
-
-
-@pytest.fixture
-def rig(stopped_rig: Rig) -> Rig:
-    stopped_rig.start()
-    return stopped_rig
-
-
-def join(programs: Programs, directory: Path) -> Client:
-    client = programs()
-    client("join", str(directory))
-    assert client("mover", str(directory)) == ""
-    return client
 
 
 def test_a_program_gets_a_connection(rig: Rig, programs: Programs) -> None:

@@ -25,7 +25,8 @@ SERVE, FORGET_PROCESS, LOOK = 1, 2, 3
 
 ARENA_MAGIC = 0x314152414C51494C
 MOVERS = 16
-HEADER = struct.Struct("<QIIQQQQQQII")
+HEADER = struct.Struct("<QIIQQQQQQIIQQ")
+LACKING_AT = 80
 WANTED_AT = 16
 EXTENT = struct.Struct("<IiQQQQQQQ")
 EXTENTS = 131072
@@ -66,6 +67,8 @@ class Totals:
     back: int
     extents: int
     connections: int
+    beats: int
+    lacking: int
 
 
 def message(kind: int, piece: int, size: int = 0, *, magic: int = MAGIC, version: int = 1) -> bytes:

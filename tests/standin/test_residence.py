@@ -188,6 +188,7 @@ def test_a_mover_that_dies_loses_nothing(running: Program) -> None:
 def test_a_move_with_a_mover_that_hangs_can_be_called_off(running: Program) -> None:
     running.leave()
     running.come_back()
+    wait_until(lambda: mover(running.machine)["connections"] == 0)  # it has forgotten its copies
     pid = mover(running.machine)["pid"]
     before = set(running.descriptors())
     os.kill(pid, signal.SIGSTOP)
@@ -202,6 +203,37 @@ def test_a_move_with_a_mover_that_hangs_can_be_called_off(running: Program) -> N
     running.leave()
     running.come_back()
     running.end()
+
+
+@pytest.fixture
+def impatient(
+    make_machine: MakeMachine, native_dir: Path, program: Path, tmp_path: Path
+) -> Iterator[Program]:
+    """A program whose arbiter replaces a mover that has made no progress for a second."""
+    options = ("--cuda", str(native_dir / "sim" / CUDA))
+    machine = make_machine("h100:1", options=options, ALIQUOT_MOVER_PATIENCE="1")
+    one = Program(machine, machine.grant(SLICE, swap=True), program, tmp_path / "counts")
+    yield one
+    one.process.kill()
+    one.process.communicate()
+
+
+def test_a_mover_that_hangs_while_memory_moves_is_replaced(impatient: Program) -> None:
+    impatient.leave()
+    impatient.come_back()
+    for before in (True, False):
+        for place in (Residence.HOST, Residence.GPU):
+            pid = mover(impatient.machine)["pid"]
+            if before:
+                os.kill(pid, signal.SIGSTOP)
+            impatient.ask(place)
+            if not before:
+                os.kill(pid, signal.SIGSTOP)
+            wait_until(impatient.is_settled)
+            assert impatient.status()["move_failed"] is None
+            impatient.goes_on() if place is Residence.GPU else impatient.keeps_asking()
+    assert mover(impatient.machine)["hangs"] >= 2
+    impatient.end()
 
 
 @pytest.mark.parametrize("place", Residence)

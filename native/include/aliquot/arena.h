@@ -17,6 +17,7 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define ALIQUOT_ARENA_MAGIC 0x314152414c51494cull
 #define ALIQUOT_ARENA_VERSION 1u
@@ -56,7 +57,10 @@ struct aliquot_arena {
 	_Atomic uint64_t in_bytes;         /* copied back, in all */
 	_Atomic uint32_t extent_count;
 	_Atomic uint32_t connection_count;
-	uint8_t reserved[4024];
+	_Atomic uint64_t beats; /* counts up while the mover makes progress */
+	_Atomic uint64_t
+		lacking_bytes; /* programs wait for it; other movers give back what no copy needs */
+	uint8_t reserved[4008];
 	struct aliquot_extent extents[ALIQUOT_EXTENTS];
 };
 
@@ -65,6 +69,18 @@ _Static_assert(sizeof(struct aliquot_arena) % 4096 == 0, "part of the contract")
 
 /* The descriptors that a mover starts with. */
 enum { ALIQUOT_MOVER_ARENAS = 3, ALIQUOT_MOVER_DATA = 4, ALIQUOT_MOVER_ORDERS = 5 };
+
+/* What a mover exits with when one of its threads hangs. */
+#define ALIQUOT_MOVER_HUNG 3
+
+/* After how many seconds without progress a mover hangs: 20, or what the environment says, for tests that
+ * have less time. Every step of a copy is progress, so it is long on slow hosts too. */
+static inline unsigned aliquot_mover_patience(void)
+{
+	const char *seconds = getenv("ALIQUOT_MOVER_PATIENCE");
+	unsigned long found = seconds ? strtoul(seconds, NULL, 10) : 0;
+	return found && found < 1000 ? (unsigned)found : 20;
+}
 
 #define ALIQUOT_ORDER_MAGIC 0x4f4d4c41u /* "ALMO" */
 
