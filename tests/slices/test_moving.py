@@ -26,6 +26,7 @@ class Machine:
     fails: dict[int, str | None] = field(default_factory=dict)  # None: it does not react
     returns_not: dict[int, str] = field(default_factory=dict)  # why memory does not come back
     slow: bool = False  # the host makes room all the time
+    mover: dict[str, int] = field(default_factory=dict)  # what is wrong with it
     fits: bool = True
     state: str = "active"
     residence: str = "gpu"
@@ -57,7 +58,7 @@ class Machine:
             process.update(self._process(process["pid"]))
         status = dict(status_words(words))
         room = self.seen if self.slow else 0
-        status["gpus"][0]["mover"] = {"host_bytes": room, "held_bytes": 0}
+        status["gpus"][0]["mover"] = {"host_bytes": room, "held_bytes": 0, **self.mover}
         return status
 
     def _process(self, pid: int) -> dict[str, Any]:
@@ -138,6 +139,26 @@ def test_a_move_that_fails_is_called_off_and_the_reason_is_told(
     assert caught.value.message.startswith("process 2: ")
     assert machine.heard[-2:] == ["move gpu", "set-state active"]
     assert all(moved == ("gpu", 0) for moved in machine.moved.values())
+
+
+@pytest.mark.parametrize(
+    ("failure", "mover", "words"),
+    [
+        (
+            None,
+            {"silent_seconds": 8},
+            "did not react within .* has made no progress for 8 s",
+        ),
+        ("no-mover", {"hangs": 2}, "cannot be reached: it has hung 2 times"),
+        ("busy", {"hangs": 2, "silent_seconds": 2}, "in time$"),
+    ],
+)
+def test_the_reason_says_that_the_process_which_copies_memory_hangs(
+    play: Callable[[Machine], Path], failure: str | None, mover: dict[str, int], words: str
+) -> None:
+    machine = Machine(fails={2: failure}, mover=mover)
+    with pytest.raises(checkpoint.CannotFreezeError, match=words):
+        moving.freeze(play(machine), "a")
 
 
 def test_a_process_that_does_not_react_is_let_go(play: Callable[[Machine], Path]) -> None:

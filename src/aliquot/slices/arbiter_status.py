@@ -39,11 +39,14 @@ _NANOSECONDS = 1_000_000_000
 class Mover:
     """The process that copies memory between a GPU and the host, and its memory there.
 
-    It has `host_bytes`; copies use `held_bytes` of them.
+    It has `host_bytes`; copies use `held_bytes` of them. It has made no progress for
+    `silent_seconds`, and the arbiter has replaced it `hangs` times because of that.
     """
 
     host_bytes: int
     held_bytes: int
+    hangs: int = 0
+    silent_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +171,15 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
 
 
 def _mover(reply: dict[str, Any] | None) -> Mover | None:
-    """An older arbiter has none."""
-    return None if reply is None else Mover(reply["host_bytes"], reply["held_bytes"])
+    """An older arbiter has none, or one that it does not watch."""
+    if reply is None:
+        return None
+    return Mover(
+        host_bytes=reply["host_bytes"],
+        held_bytes=reply["held_bytes"],
+        hangs=reply.get("hangs", 0),
+        silent_seconds=reply.get("silent_seconds", 0),
+    )
 
 
 def _reported_strength(figures: dict[str, Any] | None) -> float:

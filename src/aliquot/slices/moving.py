@@ -44,6 +44,7 @@ PATIENCE_SECONDS = 60.0  # without progress: the host may have to make room firs
 QUIET_SECONDS = 10.0  # the same before the first memory leaves: the program must get quiet for that
 STOPPED_SECONDS = 10.0  # the same for a process that a signal has stopped
 FAILING_SECONDS = 1.0  # the same until it is told why memory does not come back
+SILENT_SECONDS = 4  # of the process that copies memory: it reports twice a second
 
 _POLL_SECONDS = 0.01
 
@@ -118,14 +119,29 @@ def _await(
     while True:
         status = control.status(state)
         grant = grant_named(status, name)
-        left = [one for one in _live(grant) if not is_done(one)]
-        if not left:
-            return
-        room = _host_memory(status) if grant.residence is Residence.HOST else []
-        if before != (before := ([one.moved for one in left], room)):
-            since = time.monotonic()
-        check(left, time.monotonic() - since)
+        try:
+            left = [one for one in _live(grant) if not is_done(one)]
+            if not left:
+                return
+            room = _host_memory(status) if grant.residence is Residence.HOST else []
+            if before != (before := ([one.moved for one in left], room)):
+                since = time.monotonic()
+            check(left, time.monotonic() - since)
+        except (CannotFreezeError, RetryLaterError) as error:
+            raise type(error)(error.message + _mover_hangs(status, grant)) from error
         time.sleep(_POLL_SECONDS)
+
+
+def _mover_hangs(status: Status, grant: Grant) -> str:
+    """That the process which copies the grant's memory hangs, as the end of a sentence."""
+    uuids = {part.gpu_uuid for part in grant.slices}
+    movers = [one.mover for one in status.gpus if one.gpu.uuid in uuids and one.mover is not None]
+    silent = max((one.silent_seconds for one in movers), default=0)
+    if silent >= SILENT_SECONDS:
+        return f": the process that copies memory has made no progress for {silent} s"
+    hangs = sum(one.hangs for one in movers)
+    unreached = any(one.moved.failed == "no-mover" for one in _live(grant) if one.moved)
+    return f": it has hung {hangs} times" if unreached and hangs else ""
 
 
 def _host_memory(status: Status) -> list[object]:
