@@ -1,5 +1,6 @@
 #include "mover_processes.h"
 
+#include "aliquot/descriptors.h"
 #include "aliquot/uuid.h"
 #include "identity.h"
 #include "log.h"
@@ -211,23 +212,13 @@ void mover_processes_start(struct mover_processes *movers, const struct pollfd *
 /* Closes the connections that wait for a mover which does not come. */
 static void drop_orders(const struct mover_process *mover)
 {
-	for (;;) {
-		struct aliquot_order order;
-		char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
-		struct iovec part = {.iov_base = &order, .iov_len = sizeof(order)};
-		struct msghdr header = {.msg_iov = &part,
-		                        .msg_iovlen = 1,
-		                        .msg_control = control,
-		                        .msg_controllen = sizeof(control)};
-		int fd;
-		if (recvmsg(mover->orders[MOVER_END], &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) <= 0)
-			return;
-		struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
-		if (!rights || rights->cmsg_type != SCM_RIGHTS)
-			continue;
-		memcpy(&fd, CMSG_DATA(rights), sizeof(fd));
-		close(fd);
-	}
+	struct aliquot_order order;
+	int fd;
+	bool wrong;
+	while (aliquot_receive_descriptor(mover->orders[MOVER_END], &order, sizeof(order), &fd, &wrong,
+	                                  MSG_DONTWAIT) > 0)
+		if (fd >= 0)
+			close(fd);
 }
 
 /* None is started for a while. */

@@ -1,6 +1,7 @@
 #include "movers.h"
 
 #include "aliquot/arena.h"
+#include "aliquot/descriptors.h"
 #include "aliquot/ledger.h"
 #include "log.h"
 #include "mover_processes.h"
@@ -72,20 +73,9 @@ static bool send_order(struct arbiter *arbiter, unsigned number, enum aliquot_or
 		.grant = process ? process->grant->limits->created_ns : 0,
 		.bytes = bytes,
 	};
-	char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8))) = {0};
-	struct iovec part = {.iov_base = &order, .iov_len = sizeof(order)};
-	struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
-	if (fd >= 0) {
-		header.msg_control = control;
-		header.msg_controllen = sizeof(control);
-		struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
-		rights->cmsg_level = SOL_SOCKET;
-		rights->cmsg_type = SCM_RIGHTS;
-		rights->cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
-	}
 	int socket = arbiter->movers.processes->all[number].orders[0];
-	return sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(order);
+	return aliquot_send_descriptors(socket, &order, sizeof(order), &fd, fd >= 0, MSG_DONTWAIT) ==
+	       (ssize_t)sizeof(order);
 }
 
 int movers_connect(const struct process *process, uint32_t slice, char why[static 100])

@@ -1,5 +1,6 @@
 #include "tenants.h"
 
+#include "aliquot/descriptors.h"
 #include "connections.h"
 #include "joining.h"
 #include "log.h"
@@ -24,19 +25,8 @@
 static bool send_message(int fd, const struct aliquot_message *message, const int *fds,
                          size_t count)
 {
-	char control[CMSG_SPACE(MAX_FDS * sizeof(int))] __attribute__((aligned(8))) = {0};
-	struct iovec part = {.iov_base = (void *)message, .iov_len = sizeof(*message)};
-	struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
-	if (count) {
-		header.msg_control = control;
-		header.msg_controllen = CMSG_SPACE(count * sizeof(int));
-		struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
-		rights->cmsg_level = SOL_SOCKET;
-		rights->cmsg_type = SCM_RIGHTS;
-		rights->cmsg_len = CMSG_LEN(count * sizeof(int));
-		memcpy(CMSG_DATA(rights), fds, count * sizeof(int));
-	}
-	return sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(*message);
+	return aliquot_send_descriptors(fd, message, sizeof(*message), fds, count, MSG_DONTWAIT) ==
+	       (ssize_t)sizeof(*message);
 }
 
 /* Always false: the connection is closed after a refusal. */

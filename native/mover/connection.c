@@ -1,5 +1,6 @@
 #include "connection.h"
 
+#include "aliquot/descriptors.h"
 #include "checksum.h"
 #include "watch.h"
 
@@ -13,7 +14,6 @@
 #define UNDER_WAY 4u     /* pieces of one connection */
 #define MOST_OF_ONE 16u  /* connections of one process */
 #define STACK (1u << 20) /* of a thread */
-#define MOST_FDS 8       /* that one message can bring; only one is right */
 
 /* A request that is being carried out. */
 struct job {
@@ -216,53 +216,27 @@ static void start(struct connection *connection, const struct aliquot_move *requ
 		gpu_drop(connection->all->gpu, &job->memory);
 }
 
-/* The descriptor that came with a message; -1: none. More than one are closed, and *wrong is set. */
-static int take_descriptor(struct msghdr *header, bool *wrong)
-{
-	int taken = -1;
-	*wrong = header->msg_flags & MSG_CTRUNC;
-	for (struct cmsghdr *part = CMSG_FIRSTHDR(header); part; part = CMSG_NXTHDR(header, part)) {
-		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
-			continue;
-		size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < count; i++) {
-			int fd;
-			memcpy(&fd, CMSG_DATA(part) + i * sizeof(fd), sizeof(fd));
-			if (taken < 0) {
-				taken = fd;
-				continue;
-			}
-			close(fd);
-			*wrong = true;
-		}
-	}
-	return taken;
-}
-
 enum received { RECEIVED, NOTHING_YET, CLOSED };
 
 static enum received receive(struct connection *connection)
 {
 	char bytes[sizeof(struct aliquot_move)];
-	char control[CMSG_SPACE(MOST_FDS * sizeof(int))] __attribute__((aligned(8)));
-	struct iovec part = {.iov_base = bytes, .iov_len = sizeof(bytes)};
-	struct msghdr header = {.msg_iov = &part,
-	                        .msg_iovlen = 1,
-	                        .msg_control = control,
-	                        .msg_controllen = sizeof(control)};
 	/* MSG_TRUNC returns the true size of the message, so that a longer one is refused. */
-	int flags = MSG_CMSG_CLOEXEC | MSG_TRUNC | (connection->count ? MSG_DONTWAIT : 0);
+	int fd, flags = MSG_TRUNC | (connection->count ? MSG_DONTWAIT : 0);
+	bool wrong;
 	if (!connection->count)
 		watch_rest();
-	ssize_t size = recvmsg(connection->socket, &header, flags);
+	ssize_t size = aliquot_receive_descriptor(connection->socket, bytes, sizeof(bytes), &fd, &wrong,
+	                                          flags);
 	watch_work();
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return NOTHING_YET;
-	if (size <= 0)
+	if (size <= 0) {
+		if (fd >= 0) /* of an empty message */
+			close(fd);
 		return CLOSED;
+	}
 	struct aliquot_move request = {0};
-	bool wrong;
-	int fd = take_descriptor(&header, &wrong);
 	if (wrong || !aliquot_move_read(bytes, (size_t)size, &request)) {
 		struct fault fault;
 		fault_set(&fault, ALIQUOT_MOVE_MALFORMED, "not a request");

@@ -5,6 +5,7 @@
  * program has a copy here.
  */
 #include "aliquot/arena.h"
+#include "aliquot/descriptors.h"
 #include "aliquot/uuid.h"
 #include "connection.h"
 #include "watch.h"
@@ -98,20 +99,13 @@ static void obey(struct mover *mover, const struct aliquot_order *order, int fd)
 static bool read_order(struct mover *mover)
 {
 	struct aliquot_order order;
-	char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
-	struct iovec part = {.iov_base = &order, .iov_len = sizeof(order)};
-	struct msghdr header = {.msg_iov = &part,
-	                        .msg_iovlen = 1,
-	                        .msg_control = control,
-	                        .msg_controllen = sizeof(control)};
-	ssize_t size = recvmsg(ALIQUOT_MOVER_ORDERS, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	int fd;
+	bool wrong;
+	ssize_t size = aliquot_receive_descriptor(ALIQUOT_MOVER_ORDERS, &order, sizeof(order), &fd,
+	                                          &wrong, MSG_DONTWAIT);
 	if (size <= 0)
 		return size < 0 && (errno == EAGAIN || errno == EINTR);
-	int fd = -1;
-	struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
-	if (rights && rights->cmsg_type == SCM_RIGHTS)
-		memcpy(&fd, CMSG_DATA(rights), sizeof(fd));
-	if (size == (ssize_t)sizeof(order))
+	if (size == (ssize_t)sizeof(order) && !wrong)
 		obey(mover, &order, fd);
 	else if (fd >= 0)
 		close(fd);

@@ -173,6 +173,15 @@ class TestLies:
                 assert answer.failure == wire.MALFORMED
             wait_until(lambda: mover.descriptors() == count)
 
+    def test_a_descriptor_in_an_empty_message(self, mover: Mover) -> None:
+        with mover.serve(os.getpid()) as first:
+            assert exchange(first, wire.message(wire.FORGET, 0)).kind == wire.DONE
+            count = mover.descriptors()
+            with mover.serve(os.getpid()) as connection, Path(os.devnull).open() as null:
+                wire.send(connection, b"", null.fileno())
+                assert wire.receive(connection) is None
+            wait_until(lambda: mover.descriptors() == count)
+
     def test_a_flood_of_requests_that_are_never_read(self, mover: Mover, clients: Clients) -> None:
         flood = mover.serve(os.getpid())
         flood.setblocking(False)  # noqa: FBT003 - it takes no keywords

@@ -252,6 +252,7 @@ def test_a_program_killed_while_its_memory_moves_leaves_nothing(
 
 def test_a_stopped_program_does_not_hang_a_move(running: Program) -> None:
     running.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: are_stopped(running.process.pid))
     running.ask(Residence.HOST)
     running.ask(Residence.GPU)
     assert not running.is_settled()
@@ -295,6 +296,12 @@ def test_a_program_whose_memory_is_away_takes_no_other(
     control.set_state(machine.state, grant.name, GrantState.SWITCHING)
     control.move(machine.state, grant.name, Residence.GPU)
     assert tenant.answer()[0] == 0
+
+
+def are_stopped(pid: int) -> bool:
+    """Whether all its threads are stopped."""
+    stats = [one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 def waits_for_memory(pid: int) -> bool:

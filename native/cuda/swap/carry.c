@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "swap/carry.h"
 
+#include "aliquot/descriptors.h"
 #include "arbiter_call.h"
 #include "swap/swappable.h"
 
@@ -90,25 +91,9 @@ static bool send_request(enum aliquot_move_kind kind, const struct swappable_pie
 		.piece = piece->address,
 		.bytes = piece->bytes,
 	};
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec part = {.iov_base = &request, .iov_len = sizeof(request)};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-	if (fd >= 0) {
-		memset(&control, 0, sizeof(control));
-		message.msg_control = &control;
-		message.msg_controllen = sizeof(control);
-		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-		header->cmsg_level = SOL_SOCKET;
-		header->cmsg_type = SCM_RIGHTS;
-		header->cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(header), &fd, sizeof(int));
-	}
 	ssize_t sent;
 	do
-		sent = sendmsg(mover, &message, MSG_NOSIGNAL);
+		sent = aliquot_send_descriptors(mover, &request, sizeof(request), &fd, fd >= 0, 0);
 	while (sent < 0 && errno == EINTR);
 	return sent == (ssize_t)sizeof(request);
 }
