@@ -9,6 +9,7 @@
 #include "mapping.h"
 #include "measure.h"
 #include "options.h"
+#include "parking.h"
 #include "residence.h"
 #include "tenants.h"
 #include "unjoined.h"
@@ -159,6 +160,7 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.linger.fire = on_linger_over,
 		.cleanup.fire = cleanup_on_timer,
 		.measure.fire = measure_on_timer,
+		.parking.fire = parking_on_timer,
 		.confirm.fire = unjoined_on_timer,
 		.resume.fire = connections_on_resume,
 		.ring.fire = tenants_on_ring_timer,

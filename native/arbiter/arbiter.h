@@ -42,7 +42,9 @@ struct arbiter {
 	struct timer linger;
 
 	unsigned live_count, ending_count; /* processes of all grants */
-	struct timer cleanup, measure;
+	struct timer cleanup, measure, parking;
+	bool
+		returns; /* parking.h's: a parked grant returns now; others that wait for that do not count */
 
 	struct connection *connections;
 	unsigned control_count, tenant_count; /* of the connections */

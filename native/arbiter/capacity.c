@@ -1,14 +1,21 @@
 #include "capacity.h"
 
 #include "movers.h"
+#include "parking.h"
 #include "residence.h"
 
 #include <stdio.h>
 
+/* Whether its slices are free for others. */
+static bool is_away(const struct grant *grant)
+{
+	return grant_state(grant) == ALIQUOT_GRANT_PARKED && !parking_keeps_room(grant);
+}
+
 /* The grant's slice of that GPU, or NULL: it has none, or is parked. */
 static const struct aliquot_slice_limits *slice_on(const struct grant *grant, const struct gpu *gpu)
 {
-	if (!grant || !grant->limits || grant_state(grant) == ALIQUOT_GRANT_PARKED)
+	if (!grant || !grant->limits || is_away(grant))
 		return NULL;
 	for (uint32_t i = 0; i < grant->slice_count; i++)
 		if (grant->gpus[i] == gpu)
@@ -27,7 +34,7 @@ static uint32_t share_of(const struct aliquot_slice_limits *slice)
 static uint64_t bytes_on(const struct grant *grant, const struct gpu *gpu)
 {
 	uint64_t sum = 0;
-	bool parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
+	bool parked = is_away(grant);
 	for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++)
 		if (grant->gpus[i] == gpu)
 			sum += parked ? residence_staying_bytes(grant)

@@ -1,8 +1,8 @@
 /* Whether a GPU has enough free capacity: the checks that `make`, `resize` and `set-state` share.
  *
  * `except` is a grant whose own slice does not count: it asks to grow, or to leave the parked state.
- * NULL: the grant does not exist yet. Slices of parked grants never count, only what a swappable grant leaves
- * on its GPU (residence.h). Each check returns false
+ * NULL: the grant does not exist yet. Slices of parked grants do not count, only what a swappable grant leaves
+ * on its GPU (residence.h); unless a program waits for a grant that was idle (parking.h). Each check returns false
  * and fills `failure` if the request does not fit.
  *
  * users.h has the limits of one user over all GPUs.

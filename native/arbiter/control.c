@@ -8,6 +8,7 @@
 #include "identity.h"
 #include "log.h"
 #include "measure.h"
+#include "parking.h"
 #include "residence.h"
 #include "resize.h"
 #include "status.h"
@@ -180,6 +181,7 @@ static bool set_state(struct connection *connection, struct grant *grant,
 {
 	if (!grant_state_set(grant, request->grant_state, failure))
 		return false;
+	parking_drop(grant);
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);
 	json_string(&connection->reply, "state",
@@ -210,6 +212,7 @@ static bool answer_move(struct connection *connection, const struct control_requ
 	struct grant *grant = grant_to_change(connection, request, failure);
 	if (!grant || !residence_set(grant, request->on_host, failure))
 		return false;
+	parking_drop(grant);
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);
 	residence_write(grant, &connection->reply);

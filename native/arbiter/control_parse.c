@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#define PARK_AFTER_MOST_MS (UINT64_C(10) * 365 * 24 * 3600 * 1000)
+
 struct text {
 	const char *at;
 	size_t length;
@@ -228,6 +230,14 @@ static const char *parse_switch(struct text text, bool *out)
 	return *out ? NULL : "kept, swap and gradual must be 1 or left out";
 }
 
+static const char *parse_park_after(struct text text, struct control_request *out)
+{
+	if (out->park_after_ms)
+		return "a setting is given twice";
+	bool valid = parse_number(text, PARK_AFTER_MOST_MS, &out->park_after_ms) && out->park_after_ms;
+	return valid ? NULL : "park-after must be a number of milliseconds, at most 10 years";
+}
+
 /* Parses NAME,NAME,... of different names. */
 static const char *parse_apart(struct text text, struct neighbours *out)
 {
@@ -293,8 +303,9 @@ static bool takes_slices(const struct control_request *request)
 
 /* The settings of each request about a grant, for error messages. */
 static const char *const settings_of[] = {
-	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
-					 "alone=1, swap=1, owner=UID, pid=PID, started=TICKS and slice=...",
+	[CONTROL_MAKE] =
+		"make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
+		"alone=1, swap=1, park-after=MILLISECONDS, owner=UID, pid=PID, started=TICKS and slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_MOVE] = "move takes name=NAME and to=host or gpu",
@@ -328,6 +339,8 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_switch(value, &out->kept);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "swap"))
 		return parse_switch(value, &out->swap);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "park-after"))
+		return parse_park_after(value, out);
 	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "gradual"))
 		return parse_switch(value, &out->gradual);
 	if (has_value && out->kind == CONTROL_SET_STATE && equals(key, "to"))
@@ -355,6 +368,8 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "make with owner=UID needs either kept=1, or pid=PID and started=TICKS";
 	if (out->swap && out->slice_count > 1)
 		return "a grant with swap=1 has one slice";
+	if (out->park_after_ms && !out->swap)
+		return "park-after needs swap=1";
 	bool lacks = (out->kind == CONTROL_SET_STATE && !out->has_state) ||
 	             (out->kind == CONTROL_MOVE && !out->has_place) ||
 	             (out->kind == CONTROL_SET_CGROUP && !*out->cgroup);

@@ -7,7 +7,7 @@
  *   limits
  *   read-users
  *   make name=NAME [kept=1] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
- *        [swap=1] [owner=UID [pid=PID started=TICKS]]
+ *        [swap=1 [park-after=MILLISECONDS]] [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
@@ -26,7 +26,8 @@
  * of that user: kept, or owned by the process PID, which started at TICKS (/proc/PID/stat's field 22).
  *
  * With swap=1, for a grant with one slice, programs' memory can leave the GPU (residence.h). move says where
- * it shall be and is answered at once; status says how far each process is.
+ * it shall be and is answered at once; status says how far each process is. With park-after it leaves by itself
+ * when the grant has been idle for so long (parking.h).
  *
  * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
  * space separates two words, each key appears at most once, and numbers are decimal digits only. The
@@ -89,6 +90,7 @@ struct control_request {
 	bool kept;                        /* make: the grant stays until `end` */
 	bool gradual;                     /* resize: lower memory only as far as its use allows */
 	bool swap;                        /* make: its memory can leave the GPU */
+	uint64_t park_after_ms;           /* make: when it is idle for so long; 0: it stays */
 	bool has_state;
 	enum aliquot_grant_state grant_state; /* set-state: the new state */
 	bool has_place;

@@ -429,6 +429,18 @@ void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out
 	pthread_mutex_unlock(&credit->lock);
 }
 
+bool credit_idle_ns(struct grant *grant, uint32_t slice, uint64_t *ns)
+{
+	struct credit_figures figures;
+	credit_read(grant, slice, &figures);
+	*ns = figures.idle_ns;
+	bool unseen = figures.gates == ALIQUOT_GATES_FAIL || figures.gates == ALIQUOT_GATES_INVALID ||
+	              grant->unjoined_bytes[slice];
+	for (uint32_t slot = 0; slot < grant->process_end; slot++)
+		unseen |= grant->processes[slot] && *grant->processes[slot]->ungated;
+	return !unseen;
+}
+
 enum aliquot_gates credit_gates(const struct process *process, uint32_t slice, uint32_t *why)
 {
 	struct credit *credit = credit_of(process->grant);

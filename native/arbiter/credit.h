@@ -77,6 +77,8 @@ void credit_remove_process(struct process *process);
 void credit_set_stopped(struct process *process, bool stopped);
 
 void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out);
+/* The same figure; false: some of the slice's work is not seen. */
+bool credit_idle_ns(struct grant *grant, uint32_t slice, uint64_t *ns);
 /* Whether gates work for a process in a slice; *why: the CUDA error code if they fail. */
 enum aliquot_gates credit_gates(const struct process *process, uint32_t slice, uint32_t *why);
 /* Whether slices take turns on that GPU (its place in nvml.gpus). */

@@ -44,6 +44,26 @@ struct findings {
 	uint64_t fallback_at;
 };
 
+/* When and how often the grant is parked because it is idle (parking.h). */
+struct parked {
+	uint64_t after_ms; /* 0: never */
+	uint64_t step;     /* enum parking_step */
+	uint64_t times, parked_ns;
+	uint64_t since_ns; /* CLOCK_MONOTONIC: of the present parking */
+};
+
+/* What this arbiter knows of it. */
+struct parking {
+	uint64_t since;            /* the step, or the newest progress in it */
+	uint64_t away_bytes;       /* of its programs, at the last look */
+	uint64_t calls, called_at; /* calls that use memory, and when their number last changed */
+	uint64_t settled_at;       /* when its last process was seen to have left; 0: not yet */
+	uint64_t wanted_at;        /* since when a program waits for it; 0: none does */
+	uint64_t not_before;       /* it is not parked again before that */
+	bool joins;                /* a program wants to join it */
+	char why[256];             /* why it was not parked or does not return; may be empty */
+};
+
 /* The record of a grant, as its file has it. Its first part is what tenants see of it. New fields are added
  * at the end, and zero must mean what was so before: then the version (state.h) stays. */
 struct grant_record {
@@ -52,6 +72,7 @@ struct grant_record {
 	                                     empty: this grant holds its GPUs by itself */
 	struct neighbours neighbours;
 	uint64_t staying_bytes; /* on the GPU while the grant is parked: residence.h */
+	struct parked parked;
 };
 
 /* "UID:NAME" */
@@ -94,6 +115,7 @@ struct grant {
 	char cgroup[CGROUP_PATH_SIZE];
 	bool cgroup_is_told, cgroup_was_visible, cgroup_is_shared;
 	uint64_t unjoined_bytes[ALIQUOT_MAX_GPUS];
+	struct parking parking;
 	uint64_t most_charged; /* movers.h's: the most that its programs were charged at a time */
 	char broken[160];      /* why it is broken; empty: it is not */
 };

@@ -29,6 +29,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	limits->version = ALIQUOT_VERSION;
 	limits->size = sizeof(*limits);
 	memcpy(limits->name, request->name, sizeof(limits->name));
+	grant->record->parked.after_ms = request->park_after_ms;
 	memcpy(grant->record->together, request->together, sizeof(grant->record->together));
 	grant->record->neighbours = request->neighbours;
 	limits->slice_count = grant->slice_count;
@@ -52,6 +53,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 		atomic_store(&slice->priority, (uint32_t)asked->priority);
 	}
 	atomic_store(&limits->slices[0].swap, request->swap);
+	atomic_store(&limits->slices[0].counts_calls, request->park_after_ms != 0);
 	limits->magic = ALIQUOT_LIMITS_MAGIC;
 }
 

@@ -4,6 +4,7 @@
 #include "context_sizes.h"
 #include "findings.h"
 #include "movers.h"
+#include "parking.h"
 #include "residence.h"
 #include "unjoined.h"
 
@@ -92,7 +93,7 @@ static void record_driver_bytes(struct process *process, uint32_t slice, uint64_
 static bool can_be_measured(struct grant *grant)
 {
 	return grant_check(grant) && grant_state(grant) == ALIQUOT_GRANT_ACTIVE &&
-	       !residence_is_away(grant);
+	       !residence_is_away(grant) && !parking_moves(grant);
 }
 
 /* Takes the figure from the newest snapshot, which is newer than the request. */
@@ -224,6 +225,7 @@ void measure_on_timer(struct timer *timer)
 	credit_wake(&arbiter->credit); /* a RING may have been lost */
 	findings_update(arbiter);
 	movers_update(arbiter);
+	parking_update(arbiter);
 	measure_start(arbiter);
 }
 

@@ -7,6 +7,7 @@
 #include "mover_processes.h"
 #include "movers.h"
 #include "page_file.h"
+#include "parking.h"
 #include "processes.h"
 #include "residence.h"
 #include "unjoined.h"
@@ -103,20 +104,10 @@ static uint64_t quantile_ns(const struct credit_figures *figures, double part)
 	return (uint64_t)(turns_wait_quantile(&figures->turns, part) * (double)SECOND_NS);
 }
 
-/* Whether some of its work is not seen. */
-static bool works_unseen(const struct grant *grant, uint32_t i,
-                         const struct credit_figures *figures)
-{
-	bool unseen = figures->gates == ALIQUOT_GATES_FAIL || figures->gates == ALIQUOT_GATES_INVALID ||
-	              grant->unjoined_bytes[i];
-	for (uint32_t slot = 0; slot < grant->process_end; slot++)
-		unseen |= grant->processes[slot] && *grant->processes[slot]->ungated;
-	return unseen;
-}
-
 static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 {
 	struct credit_figures figures;
+	uint64_t idle_ns;
 	credit_read(grant, i, &figures);
 	json_open(out, "compute", '{');
 	json_string(out, "gates", enum_name(&enum_names_gates, figures.gates));
@@ -133,10 +124,10 @@ static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 	json_number(out, "wait_p99_ns", quantile_ns(&figures, 0.99));
 	json_number(out, "recent_used_ns", figures.usage.recent_ns);
 	json_number(out, "recent_ns", figures.usage.window_ns);
-	if (works_unseen(grant, i, &figures))
-		json_string(out, "idle_ns", NULL);
+	if (credit_idle_ns(grant, i, &idle_ns))
+		json_number(out, "idle_ns", idle_ns);
 	else
-		json_number(out, "idle_ns", figures.idle_ns);
+		json_string(out, "idle_ns", NULL);
 	json_close(out, '}');
 }
 
@@ -258,6 +249,7 @@ static void write_grant(struct grant *grant, bool visible, struct json *out)
 	json_string(out, "together", *together ? together : NULL);
 	write_neighbours(grant, visible, out);
 	residence_write(grant, out);
+	parking_write(grant, visible, out);
 	bool parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
 	json_number(out, "staying_bytes", parked ? residence_staying_bytes(grant) : 0);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
@@ -297,6 +289,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_number(out, "asker_uid", uid);
 	json_bool(out, "knows_neighbours", true);
 	json_bool(out, "knows_swap", true);
+	json_bool(out, "knows_parking", true);
 	json_number(out, "host_memory_bytes", arbiter->movers.processes->most_bytes);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));

@@ -145,6 +145,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     apart_from: Names = (),
     alone: bool = False,
     swap: bool = False,
+    park_after: str | float | None = None,
     wait: bool | str | float = False,
     queue: str | None = None,
     simulate: str | None = None,
@@ -179,6 +180,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
         apart_from=apart_from,
         alone=alone,
         swap=swap,
+        park_after=park_after,
     )
     opened = open_grant(
         read_shape(simulate),
@@ -319,6 +321,7 @@ class JobSettings(TypedDict, total=False):
     apart_from: Names
     alone: bool
     swap: bool
+    park_after: str | float | None
     retries: int
     notice: float
     grace: float
@@ -364,6 +367,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
     apart_from: Names = (),
     alone: bool = False,
     swap: bool = False,
+    park_after: str | float | None = None,
     retries: int = 0,
     notice: float = 30.0,
     grace: float = 10.0,
@@ -403,6 +407,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
         apart_from=apart_from,
         alone=alone,
         swap=swap,
+        park_after=park_after,
     )
     job = Job(
         number=0,
@@ -462,6 +467,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
     apart_from: Names = (),
     alone: bool = False,
     swap: bool = False,
+    park_after: str | float | None = None,
 ) -> Request:
     """The request that these settings mean, written as options of `aliquot run` are."""
     if not str(gpus).isdecimal():
@@ -477,6 +483,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
         which=GpuSelection(_names(model), _names(gpu), _names(not_gpu)),
         neighbours=Neighbours(label, with_, _names(apart_from), alone),
         swap=swap,
+        park_after=parse_duration(park_after) if isinstance(park_after, str) else park_after,
     )
 
 

@@ -54,8 +54,10 @@ WORK_FIELDS = {
     "marks_end": ("@I", 48),
     "residence": ("@I", 52),
     "move_failed": ("@I", 56),
+    "wanted": ("@I", 60),
     "away_bytes": ("@Q", 64),
     "fixed_bytes": ("@Q", 72),
+    "calls": ("@Q", 80),
 }
 WORK_QUANTA, QUANTA, WORK_MARKS = 128, 2048, 128 + 2048 * 8
 OPEN = 1 << 62

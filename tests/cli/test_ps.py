@@ -20,7 +20,17 @@ from aliquot.cli import ps, top
 from aliquot.cli.tables import NOTHING
 from aliquot.devices import Sensors, find_driver, simulated_driver
 from aliquot.devices import Shape as Simulated
-from aliquot.model import ComputeUse, Grant, GrantState, Life, Moved, Process, Residence
+from aliquot.model import (
+    ComputeUse,
+    Grant,
+    GrantState,
+    Life,
+    Moved,
+    Parking,
+    ParkingStep,
+    Process,
+    Residence,
+)
 from aliquot.model.errors import AliquotError
 from aliquot.slices import LocalMachine, StateDirectory, Survey
 from aliquot.slices.arbiter_status import Status
@@ -106,6 +116,22 @@ def test_a_swappable_grant_is_shown_with_what_is_away_and_what_is_left() -> None
     failed = replace(process, moved=replace(moved, failed="host-full"))
     shown = "\n".join(lines_of(replace(grant, processes=(failed,))))
     assert "process 7 did not move its memory: the host has too little free memory" in shown
+
+
+def test_an_idle_grant_is_shown_with_how_long_and_how_often_it_was_parked() -> None:
+    grant = replace(make_grant("mine", gpu0=8 * GIB), residence=Residence.GPU)
+    assert row_of(grant)["parked"] == NOTHING
+    parking = Parking(600.0, ParkingStep.AWAY, times=2, seconds=4000.0, for_seconds=400.0)
+    idle = replace(grant, state=GrantState.PARKED, staying_bytes=GIB, parking=parking)
+    assert (row_of(idle)["state"], row_of(idle)["parked"]) == ("parked", "1 h 6 min, 2 times")
+    shown = "\n".join(lines_of(idle))
+    assert "is parked because it is idle, for 6 min 40 s (2 times so far): " in shown
+    waits = replace(parking, waits=True, why="GPU 0 has 1 MiB free")
+    shown = "\n".join(lines_of(replace(idle, parking=waits)))
+    assert "grant mine waits to return to its GPU: GPU 0 has 1 MiB free" in shown
+    stays = Parking(600.0, why="process 7: unswappable")
+    shown = "\n".join(lines_of(replace(grant, parking=stays)))
+    assert "grant mine is idle and was not parked: process 7: it has used unified memory" in shown
 
 
 def test_where_no_memory_can_leave_nothing_says_so() -> None:

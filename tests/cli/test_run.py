@@ -308,6 +308,20 @@ def test_memory_of_a_slice_can_be_let_leave_the_gpu(cli: Cli, tenants: Tenants) 
     assert "--swap is for one GPU, and 2 are asked for" in answer.stderr
 
 
+def test_an_idle_slice_can_be_let_be_parked(cli: Cli, tenants: Tenants) -> None:
+    part = (*ONE, "--memory", "1GiB")
+    tenants.start(*part, "--name", "idle", "--swap", "--park-after", "10m").hear("stays")
+    found = grants_of(cli)["idle"]
+    assert (found["park_after_ms"], found["parking"]) == (600_000, "none")
+    for options, why in (
+        (("--park-after", "10m"), "--park-after needs --swap"),
+        (("--swap", "--park-after", "0.1s"), "--park-after cannot be 0.1 s"),
+        (("--swap", "--park-after", "soon"), "'soon' is not a duration"),
+    ):
+        answer = cli("run", *part, *options, "--", "true")
+        assert (answer.returncode, why in answer.stderr) == (2, True), answer.stderr
+
+
 def test_no_capacity_names_the_grants(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "75GiB", "--name", "large").hear("stays")
     answer = cli("run", *ONE, "--memory", "8GiB", "--", "true")

@@ -88,11 +88,12 @@ with aliquot.slice(memory="8GiB", name="one", export=False) as one:
 def test_memory_can_be_let_leave_the_gpu(python: Python) -> None:
     done = python("""
 import aliquot, json, subprocess
-with aliquot.slice(memory="8GiB", name="one", swap=True):
+with aliquot.slice(memory="8GiB", name="one", swap=True, park_after="10m"):
     shown = subprocess.run(["aliquot", "ps", "--json"], capture_output=True, check=True).stdout
-    print([one["swap"] for one in json.loads(shown)["grants"] if one["name"] == "one"])
+    found = [one for one in json.loads(shown)["grants"] if one["name"] == "one"]
+    print([(one["swap"], one["park_after_ms"]) for one in found])
 """)
-    assert "[True]" in done.stdout, done
+    assert "[(True, 600000)]" in done.stdout, done
 
 
 def test_spawned_processes_of_multiprocessing_are_in_it(python: Python, tmp_path: Path) -> None:

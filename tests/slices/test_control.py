@@ -18,6 +18,8 @@ from aliquot.model import (
     GrantState,
     Life,
     Moved,
+    Parking,
+    ParkingStep,
     Policy,
     Priority,
     Request,
@@ -234,6 +236,39 @@ def test_a_status_says_where_memory_is(play: Play, short_tmp: Path) -> None:
         Moved(Residence.HOST, settled=True, away_bytes=7, fixed_bytes=1),
         Moved(Residence.HOST, settled=False, away_bytes=5, fixed_bytes=1, failed="busy"),
     ]
+
+
+def test_a_status_says_how_an_idle_grant_is_parked(play: Play, short_tmp: Path) -> None:
+    parking = {
+        "park_after_ms": 1500,
+        "parking": "away",
+        "parked_times": 2,
+        "parked_ns": 7 * SECOND,
+        "parked_for_ns": 3 * SECOND,
+        "parking_waits": True,
+        "parking_why": "GPU 0 is full",
+    }
+    moves = {"swap": True, "residence": "host", "state": "parked", "staying_bytes": GIB}
+    idle = {**grant_words("a", slice_words()), **moves, **parking}
+    other = {**grant_words("b", slice_words()), **parking, "park_after_ms": None}
+    answer = {**status_words(idle, other), "knows_parking": True}
+    play(json.dumps(answer).encode() + b"\n")
+    status = control.status(short_tmp)
+    grant, stays = status.grants
+    assert status.knows_parking
+    assert (grant.is_idle_parked, stays.is_idle_parked) == (True, False)
+    assert stays.parking is None
+    assert grant.parking == Parking(
+        1.5, ParkingStep.AWAY, 2, 7.0, 3.0, waits=True, why="GPU 0 is full"
+    )
+    assert grant.bytes_on(grant.slices[0].gpu_uuid) == grant.slices[0].memory_bytes
+
+
+def test_an_earlier_arbiter_is_not_asked_to_park(play: Play, short_tmp: Path) -> None:
+    play(json.dumps({**status_words(), "knows_swap": True}).encode() + b"\n")
+    request = Request(memory=Amount(bytes=GIB), swap=True, park_after=600.0)
+    with pytest.raises(UnsupportedError, match="does not know --park-after"):
+        control.check_swap(control.status(short_tmp), request)
 
 
 def test_a_status_says_what_moved_memory_takes_of_the_host(play: Play, short_tmp: Path) -> None:

@@ -15,6 +15,7 @@ from aliquot.model import (
     Gates,
     GpuProcess,
     GrantState,
+    Parking,
     Policy,
     Priority,
     Slice,
@@ -168,3 +169,13 @@ def test_what_moved_memory_takes_of_the_host() -> None:
     assert found["aliquot_host_memory_limit_bytes"] == [({}, 5 * GIB)]
     assert found["aliquot_host_memory_ready_bytes"] == [({}, 4 * GIB)]
     assert found["aliquot_host_memory_used_bytes"] == [({}, GIB)]
+
+
+def test_a_slice_that_is_parked_when_idle_says_how_often_and_how_long() -> None:
+    here = status()
+    parking = Parking(600.0, times=3, seconds=90.5, waits=True)
+    parked = replace(here, grants=(replace(here.grants[0], parking=parking),))
+    found = samples(exposition(parked))
+    assert found["aliquot_slice_parked_total"] == [(OF_SLICE, 3)]
+    assert found["aliquot_slice_parked_seconds_total"] == [(OF_SLICE, 90.5)]
+    assert found["aliquot_slice_parked_waits"] == [(OF_SLICE, 1)]

@@ -230,7 +230,12 @@ class Machine:
         return uuids
 
     def grant(
-        self, *memory: int, on: tuple[int, ...] = (), name: str = "one", swap: bool = False
+        self,
+        *memory: int,
+        on: tuple[int, ...] = (),
+        name: str = "one",
+        swap: bool = False,
+        park_after: float | None = None,
     ) -> Grant:
         """A grant with that many bytes of each GPU: of the first ones, or those named by `on`."""
         uuids = self.uuids()
@@ -238,7 +243,7 @@ class Machine:
             Slice(gpu_uuid=uuids[index], memory_bytes=size)
             for index, size in zip(on or range(len(memory)), memory, strict=True)
         ]
-        return self.made(control.make(self.state, name, slices, swap=swap))
+        return self.made(control.make(self.state, name, slices, swap=swap, park_after=park_after))
 
     @staticmethod
     def made(marked: str) -> Grant:

@@ -32,6 +32,7 @@
 #define QUIET_MS 5000                /* within which the program must get quiet */
 #define AGAIN_NS (100 * 1000 * 1000) /* between two attempts to come back */
 #define EXIT_MS 2000
+#define COUNT_NS (250 * 1000 * 1000) /* between two counts of calls */
 
 /* What exit() and the thread know of each other; a fork wipes it. */
 struct life {
@@ -159,10 +160,17 @@ static void deal_with_word(void)
 		carry_forget();
 }
 
+/* If the arbiter parks the program when it is idle, it is told of calls now and then. */
 static void wait_for_word(void)
 {
-	while (goes_on())
-		syscall(SYS_futex, asked(), FUTEX_WAIT, word, NULL, NULL, 0);
+	struct timespec moment = {.tv_nsec = COUNT_NS};
+	bool counts = atomic_load(&session_limits()->slices[0].counts_calls);
+	uint64_t calls;
+	while (goes_on()) {
+		residence_is_empty(&calls);
+		atomic_store(&session_work()->calls, calls + 1);
+		syscall(SYS_futex, asked(), FUTEX_WAIT, word, counts ? &moment : NULL, NULL, 0);
+	}
 }
 
 static void *move_memory(void *memory)

@@ -1,11 +1,13 @@
 #define _GNU_SOURCE
 #include "swap/residence.h"
 
-#include "aliquot/layout.h"
+#include "aliquot/credit.h"
+#include "arbiter_call.h"
 #include "cancel.h"
 #include "gate/state.h"
 #include "session.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -71,6 +73,17 @@ static void wait_at(struct barrier *barrier, uint32_t state)
 	        state == LEAVING ? &moment : NULL, NULL, 0);
 }
 
+/* Tell the arbiter, once for each time that memory leaves: what it took because the program was idle it
+ * brings back. A lost RING does no harm, since the arbiter also looks at the page. */
+static void say_wanted(const struct barrier *barrier)
+{
+	uint32_t word = atomic_load(barrier->word);
+	int before = errno;
+	if (word & ALIQUOT_ON_HOST && atomic_exchange(&session_work()->wanted, word) != word)
+		arbiter_ring();
+	errno = before;
+}
+
 struct residence_call residence_enter_slow(void)
 {
 	struct barrier *barrier = barrier_here();
@@ -80,6 +93,7 @@ struct residence_call residence_enter_slow(void)
 	for (;;) {
 		uint32_t state = atomic_load(&barrier->state);
 		if (!passes(barrier, state)) {
+			say_wanted(barrier);
 			wait_at(barrier, state);
 			continue;
 		}

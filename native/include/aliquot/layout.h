@@ -82,7 +82,9 @@ struct aliquot_slice_limits {
 	_Atomic uint32_t
 		residence; /* where that memory shall be: ALIQUOT_ON_HOST, and above it a count of
 	                               the changes. Programs sleep on this word (futex). */
-	uint32_t reserved[4];
+	_Atomic uint32_t
+		counts_calls; /* 1: programs write how often they use memory (credit.h: calls) */
+	uint32_t reserved[3];
 };
 
 /* In aliquot_slice_limits.residence: the memory shall be on the host; without it, on the GPU. */

@@ -9,8 +9,8 @@
  * MEASURE asks the arbiter to read the sender's memory from NVML now. The arbiter answers MEASURED
  * when limits.slices[].driver_bytes is up to date. A tenant sends it after it has made a context.
  *
- * RING says that a process has work again while the arbiter was not looking (credit.h). There is no
- * answer.
+ * RING says that a process has work again while the arbiter was not looking, or that a call waits for memory
+ * that left because the grant was idle (credit.h: ring, wanted). There is no answer.
  *
  * MOVER asks for a connection to the process that copies memory between a GPU and the host (move.h), of a
  * grant whose memory can leave the GPU. The answer is MOVER with that connection.

@@ -39,11 +39,13 @@ from aliquot.cli.options import (
     NotGpu,
     NoTrunc,
     OnlyGpu,
+    ParkAfter,
     Simulate,
     Swap,
     With,
     read_min_strength,
     read_neighbours,
+    read_park_after,
     read_selection,
 )
 from aliquot.cli.simulate_app import explain, simulate_app
@@ -285,6 +287,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     *,
     alone: Alone = False,
     swap: Swap = False,
+    park_after: ParkAfter = None,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -342,6 +345,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         which=read_selection(model, gpu, not_gpu),
         neighbours=read_neighbours(label, beside, apart_from, alone=alone),
         swap=swap,
+        park_after=read_park_after(park_after),
     )
     if dry_run:
         preview_run(

@@ -539,6 +539,8 @@ def _each(request: dict[str, Any]) -> str:
         gpus += f" of strength {format_strength(least)} or more"
     asked = decode_request(request)
     swap = "--swap" if asked.swap else ""
+    if asked.park_after is not None:
+        swap += f" --park-after {format_duration(asked.park_after)}"
     asks = " ".join(filter(None, (asked.which.options(), asked.neighbours.options(), swap)))
     which = f"; {asks}" if asks else ""
     if asked.amount is None:

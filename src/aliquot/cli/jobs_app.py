@@ -19,10 +19,12 @@ from aliquot.cli.options import (
     NotGpu,
     NoTrunc,
     OnlyGpu,
+    ParkAfter,
     Swap,
     With,
     read_min_strength,
     read_neighbours,
+    read_park_after,
     read_selection,
 )
 from aliquot.model.grant import Policy, Priority
@@ -200,6 +202,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     *,
     alone: Alone = False,
     swap: Swap = False,
+    park_after: ParkAfter = None,
     follow: Annotated[
         bool,
         typer.Option(
@@ -238,6 +241,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         which=read_selection(model, gpu, not_gpu),
         neighbours=read_neighbours(label, beside, apart_from, alone=alone),
         swap=swap,
+        park_after=read_park_after(park_after),
     )
     job = Job(
         number=0,

@@ -110,6 +110,24 @@ Swap = Annotated[
         "others use the GPU. Allocations of cuMemAlloc move; other memory stays. For one GPU.",
     ),
 ]
+ParkAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--park-after",
+        metavar="DURATION",
+        show_default=False,
+        help="With --swap: when it has done no GPU work for so long (10m, 2h), move its memory to "
+        "the host, so that others can use it. It runs on; its next call that needs the memory "
+        "brings it back, or waits until there is room.",
+    ),
+]
+
+
+def read_park_after(given: str | None) -> float | None:
+    """What --park-after says."""
+    from aliquot.model import parse_duration  # noqa: PLC0415 - imported when needed
+
+    return None if given is None else parse_duration(given)
 
 
 def read_neighbours(

@@ -28,7 +28,15 @@ from aliquot.cli.tables import (
     wrapped,
 )
 from aliquot.devices import Sensors, parse_shape
-from aliquot.model import GrantState, Life, format_bytes, format_share
+from aliquot.model import (
+    GrantState,
+    Life,
+    ParkingStep,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_share,
+)
 from aliquot.model.errors import AliquotError
 from aliquot.slices.procfs import command_line
 from aliquot.slices.share_problems import share_problems
@@ -90,7 +98,14 @@ _NAMED_KEYS = (
     "away",
     "fixed",
     "idle",
+    "parked",
 )
+_PARKING = {
+    ParkingStep.NONE: "is idle and was not parked",
+    ParkingStep.LEAVING: "leaves its GPU",
+    ParkingStep.AWAY: "waits to return to its GPU",
+    ParkingStep.RETURNING: "returns to its GPU",
+}
 _NAMED = tuple(Column(key, key, only_named=True) for key in _NAMED_KEYS)
 
 
@@ -312,6 +327,7 @@ def _rows(machine: LocalMachine, grant: Grant, now: float) -> Iterator[dict[str,
         "together": grant.together or NOTHING,
         "away": away_of(grant),
         "fixed": format_bytes(grant.fixed_bytes) if grant.is_swappable else NOTHING,
+        "parked": parked_of(grant),
     }
     for part, use, compute in zip(grant.slices, grant.use, grant.compute, strict=True):
         yield {
@@ -390,7 +406,9 @@ def _about(grant: Grant) -> Iterator[str]:
         yield f"grant {grant.name} is broken: {grant.broken}"
     if grant.state is GrantState.PARKED:
         whose = "another user's grant" if grant.is_hidden else f"grant {grant.name}"
-        yield f"{whose} is parked: {_held_by_parked(grant)}"
+        yield f"{whose} is parked{_idle_since(grant)}: {_held_by_parked(grant)}"
+    if grant.parking is not None and (why := grant.parking.reason) is not None:
+        yield f"grant {grant.name} {_PARKING[grant.parking.step]}: {why}"
     for process in grant.processes:
         if process.moved is not None and (why := process.moved.why_failed) is not None:
             yield f"grant {grant.name}: process {process.pid} did not move its memory: {why}"
@@ -399,6 +417,15 @@ def _about(grant: Grant) -> Iterator[str]:
             f"grant {grant.name}: {one.name} ({one.pid}) uses {_bytes(one.bytes)} in its container"
             " and has not joined"
         )
+
+
+def _idle_since(grant: Grant) -> str:
+    """How long and how often it was parked because it is idle; empty if somebody suspended it."""
+    parking = grant.parking
+    if parking is None or parking.for_seconds is None:
+        return ""
+    times = format_count(parking.times, "time")
+    return f" because it is idle, for {format_duration(parking.for_seconds)} ({times} so far)"
 
 
 def _held_by_parked(grant: Grant) -> str:
@@ -411,6 +438,13 @@ def _held_by_parked(grant: Grant) -> str:
         return f"{away} of its memory are on the host now, and {left} are left on its GPU"
     held = format_bytes(sum(use.used_bytes for use in grant.use))
     return f"it holds {held} of host memory, and none of its GPUs"
+
+
+def parked_of(grant: Grant) -> str:
+    """How long it was parked because it was idle, in all, and how often; a dash if it never is."""
+    if grant.parking is None:
+        return NOTHING
+    return f"{format_duration(grant.parking.seconds)}, {format_count(grant.parking.times, 'time')}"
 
 
 def away_of(grant: Grant) -> str:

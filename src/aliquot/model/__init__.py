@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         GrantState,
         Life,
         Moved,
+        Parking,
+        ParkingStep,
         Policy,
         Priority,
         Process,
@@ -76,6 +78,8 @@ __all__ = [
     "Life",
     "Link",
     "Moved",
+    "Parking",
+    "ParkingStep",
     "Policy",
     "Priority",
     "Process",
@@ -101,8 +105,8 @@ __getattr__ = lazy.names_of(
     {
         "compute": "ComputeUse Gates Turn",
         "gpu": "Gpu GpuProcess Link",
-        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life Moved Policy Priority Process "
-        "Residence Slice SliceUse Unjoined check_name name_for",
+        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life Moved Parking ParkingStep Policy "
+        "Priority Process Residence Slice SliceUse Unjoined check_name name_for",
         "grant_change": "GrantChange",
         "request": "Request",
         "units": "Amount format_bytes format_count format_duration format_share parse_amount "

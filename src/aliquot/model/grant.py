@@ -100,6 +100,42 @@ class Residence(StrEnum):
     HOST = "host"
 
 
+class ParkingStep(StrEnum):
+    """Where a grant is that is parked by itself when it is idle.
+
+    Its programs run on. While its memory leaves or returns the grant is active; away, it is parked.
+    """
+
+    NONE = "none"
+    LEAVING = "leaving"
+    AWAY = "away"
+    RETURNING = "returning"
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """When a grant is parked because it is idle, and how often it was.
+
+    `for_seconds`: since when it is parked; None: it is not. `waits`: a program waits for its
+    memory. `why`: why it was not parked, or does not come back.
+    """
+
+    after_seconds: float
+    step: ParkingStep = ParkingStep.NONE
+    times: int = 0
+    seconds: float = 0.0
+    for_seconds: float | None = None
+    waits: bool = False
+    why: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """`why` with the failure of a process in words."""
+        who, colon, failure = (self.why or "").rpartition(": ")
+        words = _MOVE_FAILURES.get(failure)
+        return self.why if words is None else f"{who}{colon}{words}"
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
     """What a process of a swappable grant says of its memory.
@@ -213,6 +249,7 @@ class Grant:
     cgroup_is_told: bool = False  # not only learned from its processes
     residence: Residence | None = None
     staying_bytes: int = 0  # while it is parked: what is left on its GPU
+    parking: Parking | None = None  # None: it stays on its GPU when it is idle
     unjoined: tuple[GpuProcess, ...] = ()  # what uses its GPUs in its cgroup and has not joined
 
     @property
@@ -243,6 +280,18 @@ class Grant:
         return min(known, default=None) if is_known else None
 
     @property
+    def is_idle_parked(self) -> bool:
+        """Whether it is parked because it is idle: its programs run, and it returns by itself."""
+        away = self.parking is not None and self.parking.step is ParkingStep.AWAY
+        return away and self.state is GrantState.PARKED
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether its slices are free for others; not if its programs wait to return."""
+        waits = self.is_idle_parked and self.parking is not None and self.parking.waits
+        return self.state is GrantState.PARKED and not waits
+
+    @property
     def is_hidden(self) -> bool:
         """Whether it is another user's, and this user may not see its name and processes."""
         return self.plain_name == _HIDDEN
@@ -267,13 +316,13 @@ class Grant:
 
     def slices_on(self, gpu_uuid: str) -> tuple[Slice, ...]:
         """Its slices of a GPU; none while it is parked."""
-        if self.state is GrantState.PARKED:
+        if self._has_left:
             return ()
         return tuple(part for part in self.slices if part.gpu_uuid == gpu_uuid)
 
     def bytes_on(self, gpu_uuid: str) -> int:
         """The memory that it has of a GPU, used or not; of a parked one, what it left there."""
-        if self.state is GrantState.PARKED:
+        if self._has_left:
             return self.staying_bytes if gpu_uuid == self.slices[0].gpu_uuid else 0
         return sum(part.memory_bytes for part in self.slices_on(gpu_uuid))
 

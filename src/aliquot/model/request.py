@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from aliquot.model.gpu import Gpu
 
 
+_LONGEST_SECONDS = 365 * 24 * 3600.0
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """How many different GPUs, and how much of each.
@@ -35,7 +38,8 @@ class Request:
     Grants of one user with the same `together` hold their GPUs together: their kernels may wait for
     each other.
 
-    With `swap` its memory can leave the GPU while its programs wait.
+    With `swap` its memory can leave the GPU while its programs wait. After `park_after` seconds
+    without GPU work it leaves by itself, and returns when a program needs it; None: it stays.
     """
 
     gpus: int = 1
@@ -50,6 +54,7 @@ class Request:
     neighbours: Neighbours = field(default_factory=Neighbours)
     owner: int | None = None
     swap: bool = False
+    park_after: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
@@ -76,6 +81,15 @@ class Request:
             raise InvalidValueError(
                 "--swap needs --memory: a whole GPU has no room for what copies its memory",
                 "Ask for at least 1 GiB less than the GPU has.",
+            )
+        if self.park_after is not None and not self.swap:
+            raise InvalidValueError(
+                "--park-after needs --swap: only then can memory leave the GPU", "Add --swap."
+            )
+        if self.park_after is not None and not 1 <= self.park_after <= _LONGEST_SECONDS:
+            raise InvalidValueError(
+                f"--park-after cannot be {self.park_after:g} s",
+                "Write a second or more, and at most 365 days: 10m, 2h, 1h30m.",
             )
 
     @property

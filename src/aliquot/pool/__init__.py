@@ -26,6 +26,7 @@
 - `logs`: the output of workers.
 - `new_jobs`: the jobs that a pool makes of a submission, and what it refuses.
 - `outlook`: why jobs and commands wait, and when they start at the latest.
+- `parked_jobs`: which running jobs are parked because they are idle, for their history.
 - `past_use`: what users have used of the GPUs.
 - `peers`: who is at the other end of a socket.
 - `policy`: what an admin decides: queues, limits, fair share.

@@ -153,6 +153,7 @@ class RunAdmission:
                     together=run.request.together,
                     neighbours=run.request.neighbours,
                     swap=run.request.swap,
+                    park_after=run.request.park_after,
                     owner=run.owner.uid,
                     pid=run.pid,
                     started=run.started,

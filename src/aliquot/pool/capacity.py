@@ -44,6 +44,11 @@ class MachinePlan:
         return cls(seen.gpus, seen.grants)
 
     @classmethod
+    def of_running(cls, seen: Status) -> MachinePlan:
+        """The machine as it is; a grant that is parked because it is idle has what it has left."""
+        return cls(seen.gpus, tuple(map(_as_left, seen.grants)))
+
+    @classmethod
     def of_empty(cls, seen: Status) -> MachinePlan:
         """The machine with no grants and nobody else on it."""
         return cls(tuple(without_grants(seen.gpus)), ())
@@ -159,6 +164,21 @@ class MachinePlan:
             for one in self.gpus
         )
         return MachinePlan(tuple(gpus), (*self.grants, grant))
+
+
+def _as_left(grant: Grant) -> Grant:
+    """An idle grant as one with smaller slices: its job runs, and others use the rest."""
+    if not grant.is_idle_parked:
+        return grant
+    slices = tuple(
+        replace(
+            part,
+            memory_bytes=grant.bytes_on(part.gpu_uuid),
+            compute_percent=part.compute_percent if grant.slices_on(part.gpu_uuid) else 0,
+        )
+        for part in grant.slices
+    )
+    return replace(grant, state=GrantState.ACTIVE, slices=slices, parking=None)
 
 
 def held_gpus(grant: Grant, gpus: Iterable[SharedGpu]) -> float:
@@ -279,7 +299,9 @@ class RequestKinds:
         label = asks.label if asks.label in self.named else None
         owner = request.owner if label or asks.beside or asks.apart_from else None
         seen = Neighbours(label, asks.beside, asks.apart_from, asks.alone)
-        return replace(request, together=None, neighbours=seen, owner=owner, swap=False)
+        return replace(
+            request, together=None, neighbours=seen, owner=owner, swap=False, park_after=None
+        )
 
 
 def _planned(slices: Iterable[Slice], asked: Request | Grant) -> Grant:

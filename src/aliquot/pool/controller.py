@@ -41,6 +41,7 @@ from aliquot.pool.holds import held as held_jobs
 from aliquot.pool.idle import idle_names
 from aliquot.pool.index import JobIndex
 from aliquot.pool.new_jobs import NewJobs
+from aliquot.pool.parked_jobs import ParkedJobs
 from aliquot.pool.past_use import PastUses
 from aliquot.pool.peers import group_ids, groups_of
 from aliquot.pool.progress import REPORTED, updated_progress
@@ -112,6 +113,7 @@ class PoolController:
         self.workers.on_change = self.wake
         self._scheduler = PoolScheduler(self.rules)
         self._past_use = PastUses(self.store)
+        self._parked = ParkedJobs()
         self._new_jobs = NewJobs(
             self.store, self.workers, self.policies, self._quota_of, self.members
         )
@@ -406,6 +408,9 @@ class PoolController:
         saved = self._save(stored, state)
         if saved is None:
             return stored  # its user changed it: the next round reads it again
+        if saved.state.phase is JobPhase.RUNNING:
+            for reason in self._parked.changes(saved, status):
+                self.store.add_event(saved.job.number, saved.state, reason)
         # 4. Apply.
         for action in due_actions(saved.state, observed):
             self.workers.apply(action, saved)
@@ -515,6 +520,7 @@ class PoolController:
             self.say(f"{stored.job}: {state.phase}: {state.reason}")
             if state.phase.final:
                 self.workers.forget(stored.job.number)
+                self._parked.forget(stored.job.number)
             self.wake()
         return saved
 

@@ -116,7 +116,8 @@ def feasibility(
     jobs: Sequence[StoredJob], status: Status, runs: Sequence[RunRequest], kinds: RequestKinds
 ) -> Feasibility[Grant]:
     """The check whether jobs and commands of some sizes fit on the GPUs together."""
-    grants = {grant.name: grant for grant in status.grants}
+    plan = MachinePlan.of_running(status)
+    grants = {grant.name: grant for grant in plan.grants}
     parked: dict[str, Collection[Grant]] = {
         scheduled_name(one): parked_grants(one, status).values() for one in jobs
     }
@@ -143,7 +144,7 @@ def feasibility(
             pinned=bool(parked[name]),
         )
     parked |= {run_name(run): () for run in runs}
-    return Feasibility(MachineCapacity(MachinePlan.of(status), requests, parked), workers)
+    return Feasibility(MachineCapacity(plan, requests, parked), workers)
 
 
 def has_its_gpus(stored: StoredJob, status: Status) -> bool:

@@ -205,6 +205,8 @@ def encode_request(request: Request) -> dict[str, Any]:
         del fields["neighbours"]
     if not request.swap:
         del fields["swap"]
+    if request.park_after is None:
+        del fields["park_after"]
     del fields["owner"]  # the pool knows it from the socket of the request
     return fields
 

@@ -395,6 +395,11 @@ class JobStore:
         )
         return [JobEvent(*row) for row in rows]
 
+    def add_event(self, number: int, state: JobState, reason: str) -> None:
+        """Write down what happened to a job now without a change of its state."""
+        with self._writing() as database:
+            self._add_event(database, number, replace(state, since=time.time(), reason=reason))
+
     def _read(self, where: str, *values: object) -> list[StoredJob]:
         rows = self._ask(
             f"SELECT {_COLUMNS} FROM jobs {where}",  # noqa: S608 - ours

@@ -194,6 +194,7 @@ class LocalWorkers:
                     together=_group(job),
                     neighbours=asked.neighbours if knows else None,
                     swap=asked.swap,
+                    park_after=asked.park_after,
                     owner=owner.uid,
                 )
                 made.append(name)
@@ -409,15 +410,24 @@ def _group(job: Job) -> str:
 
 
 def allocated_slots(stored: StoredJob, status: Status) -> list[Slot]:
-    """The slots of a job that have GPUs."""
+    """The slots of a job that have GPUs, or return to them by themselves."""
     found = _grants_of(stored, status).items()
-    return [slot for slot, grant in found if grant.state is not GrantState.PARKED]
+    return [slot for slot, grant in found if not _is_frozen(grant)]
 
 
 def parked_grants(stored: StoredJob, status: Status) -> dict[Slot, Grant]:
     """The parked grants of a job: its frozen workers have given their GPUs back."""
     found = _grants_of(stored, status).items()
-    return {slot: grant for slot, grant in found if grant.state is GrantState.PARKED}
+    return {slot: grant for slot, grant in found if _is_frozen(grant)}
+
+
+def idle_grants(stored: StoredJob, status: Status) -> list[Grant]:
+    """The grants of a job that are parked because they are idle: their workers run."""
+    return [grant for grant in _grants_of(stored, status).values() if grant.is_idle_parked]
+
+
+def _is_frozen(grant: Grant) -> bool:
+    return grant.state is GrantState.PARKED and not grant.is_idle_parked
 
 
 def grants_of(stored: StoredJob, status: Status) -> dict[Slot, Grant]:

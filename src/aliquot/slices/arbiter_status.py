@@ -19,6 +19,8 @@ from aliquot.model import (
     GrantState,
     Life,
     Moved,
+    Parking,
+    ParkingStep,
     Policy,
     Priority,
     Process,
@@ -114,6 +116,11 @@ class Status:
     def knows_swap(self) -> bool:
         """Whether this arbiter makes swappable grants; an older one refuses to."""
         return bool(self.answer.get("knows_swap", False))
+
+    @property
+    def knows_parking(self) -> bool:
+        """Whether this arbiter parks idle grants; an older one refuses to."""
+        return bool(self.answer.get("knows_parking", False))
 
     @property
     def host_memory(self) -> HostMemory | None:
@@ -213,6 +220,7 @@ def _grant(reply: dict[str, Any], asker: int) -> Grant:
         broken=reply["broken"],
         residence=_residence(reply),
         staying_bytes=reply.get("staying_bytes", 0),
+        parking=_parking(reply),
         cgroup=reply.get("cgroup"),
         cgroup_is_told=reply.get("cgroup_is_told", False),
         unjoined=_processes(reply.get("unjoined", [])),
@@ -248,6 +256,22 @@ def _grant(reply: dict[str, Any], asker: int) -> Grant:
 def _residence(reply: dict[str, Any]) -> Residence | None:
     """Where its memory shall be; grants of an older arbiter are not swappable."""
     return Residence(reply["residence"]) if reply.get("swap", False) else None
+
+
+def _parking(reply: dict[str, Any]) -> Parking | None:
+    """None if it stays on its GPU; an older arbiter parks nothing."""
+    if reply.get("park_after_ms") is None:
+        return None
+    parked_for = reply["parked_for_ns"]
+    return Parking(
+        after_seconds=reply["park_after_ms"] / 1000,
+        step=ParkingStep(reply["parking"]),
+        times=reply["parked_times"],
+        seconds=reply["parked_ns"] / _NANOSECONDS,
+        for_seconds=None if parked_for is None else parked_for / _NANOSECONDS,
+        waits=reply["parking_waits"],
+        why=reply["parking_why"],
+    )
 
 
 def _moved(reply: dict[str, Any]) -> Moved | None:

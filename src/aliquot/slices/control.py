@@ -160,6 +160,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     together: str | None = None,
     neighbours: Neighbours | None = None,
     swap: bool = False,
+    park_after: float | None = None,
     owner: int | None = None,
     pid: int | None = None,
     started: int | None = None,
@@ -170,7 +171,8 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     `kept` grant has no owner and stays until `end`; only root and the arbiter's user may make one.
     Grants of one user that are made with the same `together` hold their GPUs together. The arbiter
     keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any. With
-    `swap` the memory of its programs can leave the GPU (`move`); it has one slice then.
+    `swap` the memory of its programs can leave the GPU (`move`); it has one slice then. It leaves
+    by itself when the grant has had no GPU work for `park_after` seconds, and returns by itself.
 
     Root can make a grant of the user `owner`, within that user's limits, which only that user and
     root can join. It is kept; with `pid` it is owned by that process, as if that process had asked.
@@ -189,6 +191,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *([f"together={together}"] if together else []),
         *(() if neighbours is None else _neighbour_arguments(name, neighbours)),
         *(["swap=1"] if swap else []),
+        *([f"park-after={max(1, round(park_after * 1000))}"] if park_after is not None else []),
         *map(_argument, slices),
     ]
     answer = ask(directory, " ".join(arguments))
@@ -200,11 +203,17 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
 
 def check_swap(status: Status, request: Request) -> None:
     """Raise UnsupportedError if the request asks for what only a later arbiter can make."""
-    if request.swap and not status.knows_swap:
-        raise UnsupportedError(
-            "the arbiter that runs here is of an earlier version, which does not know --swap",
-            END_ALL,
-        )
+    asks = {
+        "--swap": request.swap and not status.knows_swap,
+        "--park-after": request.park_after is not None and not status.knows_parking,
+    }
+    for option, is_unknown in asks.items():
+        if is_unknown:
+            raise UnsupportedError(
+                "the arbiter that runs here is of an earlier version,"
+                f" which does not know {option}",
+                END_ALL,
+            )
 
 
 def _neighbour_arguments(name: str, neighbours: Neighbours) -> Iterator[str]:

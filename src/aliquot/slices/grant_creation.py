@@ -161,6 +161,7 @@ def _make(state: Path, request: Request, name: str) -> NewGrant:
         together=request.together,
         neighbours=request.neighbours,
         swap=request.swap,
+        park_after=request.park_after,
     )
     chosen = {gpu.uuid for gpu in gpus}
     return NewGrant(name, marked, tuple(one for one in status.gpus if one.gpu.uuid in chosen))

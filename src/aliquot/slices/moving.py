@@ -56,6 +56,9 @@ def freeze(state: Path, name: str, is_wanted: Callable[[], bool] = lambda: True)
     on the way back, the grant is frozen: `thaw` then says that it is lost.
     """
     grant = find_grant(state, name)
+    if grant.is_idle_parked:  # from now on it does not return by itself
+        control.move(state, name, Residence.HOST)
+        grant = find_grant(state, name)
     if grant.state is GrantState.PARKED:
         return
     if stopped := find_stopped(grant):

@@ -15,7 +15,7 @@ from aliquot.model import Gates, GrantState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aliquot.model import ComputeUse, Slice, SliceUse
+    from aliquot.model import ComputeUse, Parking, Slice, SliceUse
     from aliquot.slices.arbiter_status import HostMemory, SharedGpu, Status
 
 T = TypeVar("T")
@@ -32,6 +32,7 @@ class _Part:
     granted: Slice
     state: GrantState
     away_bytes: int | None
+    parking: Parking | None
     use: SliceUse
     compute: ComputeUse
 
@@ -132,6 +133,24 @@ _SLICE: tuple[_Family[_Part], ...] = (
         lambda part: part.away_bytes,
     ),
     _Family(
+        "aliquot_slice_parked_total",
+        "counter",
+        "Times that the slice was parked because it was idle; no sample: it never is.",
+        lambda part: None if part.parking is None else part.parking.times,
+    ),
+    _Family(
+        "aliquot_slice_parked_seconds_total",
+        "counter",
+        "Time for which the slice was parked because it was idle; no sample: it never is.",
+        lambda part: None if part.parking is None else part.parking.seconds,
+    ),
+    _Family(
+        "aliquot_slice_parked_waits",
+        "gauge",
+        "1: the slice is parked, and a program waits for its memory; no sample: it never is.",
+        lambda part: None if part.parking is None else int(part.parking.waits),
+    ),
+    _Family(
         "aliquot_slice_compute_share_ratio",
         "gauge",
         "Requested share of the GPU's time; no sample: an equal part of what the others leave.",
@@ -213,7 +232,7 @@ def _parts(status: Status) -> Iterator[_Part]:
                 "index": indexes.get(part.gpu_uuid, ""),
             }
             away = grant.away_bytes if grant.is_swappable else None
-            yield _Part(labels, part, grant.state, away, use, compute)
+            yield _Part(labels, part, grant.state, away, grant.parking, use, compute)
 
 
 def _families(

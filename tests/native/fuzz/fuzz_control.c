@@ -57,6 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(request.grant_state <= ALIQUOT_GRANT_PARKED);
 	MUST(request.has_place == (request.kind == CONTROL_MOVE));
 	MUST(request.has_place || !request.on_host);
+	MUST(!request.park_after_ms || request.swap);
 	MUST(!request.swap || (request.kind == CONTROL_MAKE && request.slice_count == 1));
 	if (request.kind < CONTROL_MAKE)
 		return 0;

@@ -1,0 +1,378 @@
+#include "parking.h"
+
+#include "enum_names.h"
+#include "grant_state.h"
+#include "log.h"
+#include "residence.h"
+
+#include <string.h>
+
+#define LOOK_NS (10 * MILLISECOND_NS) /* while memory moves */
+#define PATIENCE_NS (60 * SECOND_NS)  /* without progress, once memory has begun to move */
+#define QUIET_NS (10 * SECOND_NS)     /* the same before that */
+#define SNAPSHOT_NS (2 * SECOND_NS)   /* within which NVML must say what is left */
+
+static const char *const step_names[] = {
+	[PARKING_NONE] = "none",
+	[PARKING_LEAVING] = "leaving",
+	[PARKING_AWAY] = "away",
+	[PARKING_RETURNING] = "returning",
+};
+
+static struct parked *record_of(const struct grant *grant)
+{
+	return &grant->record->parked;
+}
+
+static enum parking_step step_of(const struct grant *grant)
+{
+	uint64_t step = grant->record ? record_of(grant)->step : PARKING_NONE;
+	return step <= PARKING_RETURNING ? (enum parking_step)step : PARKING_NONE;
+}
+
+static bool is_live(const struct process *process)
+{
+	return process && !process->ending;
+}
+
+#define EACH_LIVE(one, of)                                                                         \
+	for (uint32_t slot_ = 0; slot_ < (of)->process_end; slot_++)                                   \
+		for (struct process *one = (of)->processes[slot_]; is_live(one); one = NULL)
+
+__attribute__((format(printf, 2, 3))) static void say_why(struct grant *grant, const char *format,
+                                                          ...)
+{
+	va_list args;
+	va_start(args, format);
+	vsnprintf(grant->parking.why, sizeof(grant->parking.why), format, args);
+	va_end(args);
+}
+
+static void set_step(struct grant *grant, enum parking_step step)
+{
+	record_of(grant)->step = step;
+	grant->parking.since = loop_now();
+	grant->parking.away_bytes = 0;
+	grant->parking.settled_at = 0;
+}
+
+/* --- what its programs say ---------------------------------------------------------------------- */
+
+/* Whether a call of a program waits for the memory that leaves or is away. */
+static bool is_needed(const struct grant *grant)
+{
+	uint32_t word = atomic_load(&grant->limits->slices[0].residence);
+	if (grant->parking.joins)
+		return true;
+	EACH_LIVE(process, grant)
+	if (process->pages.work && atomic_load(&process->pages.work->wanted) == word)
+		return true;
+	return false;
+}
+
+/* A process that has not dealt with the newest change; NULL: all have. */
+static struct process *find_unsettled(const struct grant *grant)
+{
+	EACH_LIVE(process, grant)
+	if (!residence_is_settled(process))
+		return process;
+	return NULL;
+}
+
+static uint32_t failure_of(const struct process *process)
+{
+	return process->pages.work ? atomic_load(&process->pages.work->move_failed) : 0;
+}
+
+static const struct process *find_failed(const struct grant *grant)
+{
+	EACH_LIVE(process, grant)
+	if (failure_of(process))
+		return process;
+	return NULL;
+}
+
+static bool has_stopped(const struct grant *grant)
+{
+	EACH_LIVE(process, grant)
+	if (process->stopped)
+		return true;
+	return false;
+}
+
+/* Whether a program has used memory within that time, or does not tell: it may not say either when it needs
+ * its memory. Copies are such use, and no work of the GPU. */
+static bool was_used(struct grant *grant, uint64_t within_ns, uint64_t now)
+{
+	uint64_t sum = 0;
+	bool tells = true;
+	EACH_LIVE(process, grant)
+	{
+		uint64_t calls = process->pages.work ? atomic_load(&process->pages.work->calls) : 0;
+		tells &= calls != 0;
+		sum += calls;
+	}
+	if (sum != grant->parking.calls || !grant->parking.called_at)
+		grant->parking.called_at = now;
+	grant->parking.calls = sum;
+	return !tells || now - grant->parking.called_at < within_ns;
+}
+
+/* Whether memory has moved lately, or may still begin to. */
+static bool goes_on(struct grant *grant, uint64_t now)
+{
+	uint64_t sum = 0;
+	EACH_LIVE(process, grant)
+	sum += process->pages.work ? atomic_load(&process->pages.work->away_bytes) : 0;
+	if (sum != grant->parking.away_bytes)
+		grant->parking.since = now;
+	grant->parking.away_bytes = sum;
+	return now - grant->parking.since < (sum ? PATIENCE_NS : QUIET_NS);
+}
+
+/* --- the steps ---------------------------------------------------------------------------------- */
+
+static bool is_due(struct grant *grant, uint64_t now)
+{
+	uint64_t after = record_of(grant)->after_ms * MILLISECOND_NS, idle;
+	if (!after || was_used(grant, after, now) || now < grant->parking.not_before ||
+	    !grant->gpus[0] || *grant->broken || !residence_is_swappable(grant) ||
+	    residence_is_away(grant) || grant_state(grant) != ALIQUOT_GRANT_ACTIVE ||
+	    grant_life(grant) == ALIQUOT_ENDED)
+		return false;
+	if (!grant->process_count || find_unsettled(grant) || has_stopped(grant) ||
+	    !credit_idle_ns(grant, 0, &idle) || idle < after)
+		return false;
+	credit_look(&grant->arbiter->credit); /* it may have work since the last look */
+	return credit_idle_ns(grant, 0, &idle) && idle >= after;
+}
+
+static void move(struct grant *grant, bool on_host)
+{
+	struct failure failure = {.reader = grant->owner_uid};
+	if (!residence_set(grant, on_host, &failure))
+		log_event("grant %s: %s", grant->name, failure.text);
+}
+
+static void begin(struct grant *grant)
+{
+	log_event("grant %s is idle: its memory leaves the GPU", grant->name);
+	say_why(grant, "%s", "");
+	set_step(grant, PARKING_LEAVING);
+	move(grant, true);
+}
+
+static void begin_return(struct grant *grant)
+{
+	set_step(grant, PARKING_RETURNING);
+	grant->parking.joins = false;
+	grant->parking.wanted_at = 0;
+	move(grant, false);
+}
+
+static void call_off(struct grant *grant)
+{
+	log_event("grant %s stays on the GPU: %s", grant->name, grant->parking.why);
+	begin_return(grant);
+}
+
+/* Whether NVML has said what is left on the GPU since all memory has left, and that it is less than the
+ * slice. If it does not, nothing is gained, and the memory returns. */
+static bool has_left(struct grant *grant, uint64_t now)
+{
+	unsigned gpu = grant_gpu_number(grant, 0);
+	const struct gpu_snapshot *snapshot = observer_latest(&grant->arbiter->observer, gpu);
+	uint64_t *settled_at = &grant->parking.settled_at;
+	if (!grant->process_count) {
+		grant->record->staying_bytes = 0;
+		return true;
+	}
+	*settled_at = *settled_at ? *settled_at : now;
+	bool is_new = snapshot && snapshot->told && snapshot->asked_at >= *settled_at;
+	if (is_new) {
+		residence_take_staying(grant, true);
+		if (grant->record->staying_bytes < atomic_load(&grant->limits->slices[0].limit_bytes))
+			return true;
+	} else if (now - *settled_at < SNAPSHOT_NS) {
+		observer_want(&grant->arbiter->observer, UINT64_C(1) << gpu);
+		return false;
+	}
+	say_why(grant, "NVML does not say that its memory has left the GPU");
+	call_off(grant);
+	return false;
+}
+
+static void look_leaving(struct grant *grant, uint64_t now)
+{
+	struct failure failure = {.reader = grant->owner_uid};
+	bool is_parked = grant_state(grant) ==
+	                 ALIQUOT_GRANT_PARKED; /* an arbiter was killed just then */
+	if (!is_parked && is_needed(grant)) {
+		say_why(grant, "%s", "");
+		log_event("grant %s has work again: its memory stays on the GPU", grant->name);
+		begin_return(grant);
+		return;
+	}
+	if (!is_parked) {
+		move(grant, true);
+		const struct process *late = find_unsettled(grant), *failed = find_failed(grant);
+		if (late && goes_on(grant, now))
+			return;
+		if (late || failed) {
+			if (late)
+				say_why(grant, "process %d did not react", late->pid);
+			else
+				say_why(grant, "process %d: %s", failed->pid,
+				        enum_name(&enum_names_move_failure, failure_of(failed)));
+			call_off(grant);
+			return;
+		}
+		if (!has_left(grant, now) || !grant_state_set(grant, ALIQUOT_GRANT_PARKED, &failure))
+			return;
+	}
+	set_step(grant, PARKING_AWAY);
+	record_of(grant)->times++;
+	record_of(grant)->since_ns = now;
+}
+
+/* Whether no other grant has waited longer to return to that GPU. */
+static bool is_first(const struct grant *grant)
+{
+	for (const struct grant *other = grant->arbiter->grants; other; other = other->next)
+		if (step_of(other) == PARKING_AWAY && other->parking.wanted_at &&
+		    other->gpus[0] == grant->gpus[0] && other->parking.wanted_at < grant->parking.wanted_at)
+			return false;
+	return true;
+}
+
+static bool fits_again(struct grant *grant)
+{
+	struct arbiter *arbiter = grant->arbiter;
+	struct failure failure = {.reader = grant->owner_uid};
+	arbiter->returns = true;
+	bool fits = grant->gpus[0] && grant_state_set(grant, ALIQUOT_GRANT_ACTIVE, &failure);
+	arbiter->returns = false;
+	if (!fits)
+		say_why(grant, "%s", grant->gpus[0] ? failure.text : "the machine no longer has its GPU");
+	return fits;
+}
+
+static void look_away(struct grant *grant, uint64_t now)
+{
+	struct parked *record = record_of(grant);
+	/* It may be active: an arbiter was killed just then. */
+	if (grant_state(grant) == ALIQUOT_GRANT_PARKED) {
+		bool needed = is_needed(grant);
+		if (!needed)
+			grant->parking.wanted_at = 0;
+		else if (!grant->parking.wanted_at)
+			grant->parking.wanted_at = now;
+		if (!needed || !is_first(grant) || !fits_again(grant))
+			return;
+	}
+	say_why(grant, "%s", "");
+	record->parked_ns += now - record->since_ns;
+	log_event("grant %s was parked for %llu ms: its memory comes back", grant->name,
+	          (unsigned long long)((now - record->since_ns) / MILLISECOND_NS));
+	begin_return(grant);
+}
+
+static void look_returning(struct grant *grant, uint64_t now)
+{
+	move(grant, false);
+	const struct process *late = find_unsettled(grant);
+	if (late && failure_of(late))
+		say_why(grant, "process %d: %s", late->pid,
+		        enum_name(&enum_names_move_failure, failure_of(late)));
+	else if (late && now - grant->parking.since > QUIET_NS)
+		say_why(grant, "process %d did not react", late->pid);
+	/* Whoever cannot bring its memory back waits for it, and tries for ever; the others go on. */
+	if (late && goes_on(grant, now))
+		return;
+	grant->parking.not_before = now + record_of(grant)->after_ms * MILLISECOND_NS;
+	set_step(grant, PARKING_NONE);
+}
+
+static void take_step(struct grant *grant, uint64_t now)
+{
+	if (step_of(grant) == PARKING_NONE && is_due(grant, now))
+		begin(grant);
+	else if (step_of(grant) == PARKING_LEAVING)
+		look_leaving(grant, now);
+	else if (step_of(grant) == PARKING_AWAY)
+		look_away(grant, now);
+	else if (step_of(grant) == PARKING_RETURNING)
+		look_returning(grant, now);
+}
+
+/* --- for others --------------------------------------------------------------------------------- */
+
+void parking_update(struct arbiter *arbiter)
+{
+	uint64_t now = loop_now();
+	bool moves = false;
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
+		if (!grant->record || !record_of(grant)->after_ms || !grant_check(grant))
+			continue;
+		take_step(grant, now);
+		moves |= parking_moves(grant);
+	}
+	if (moves && !arbiter->parking.due)
+		loop_timer_set(&arbiter->loop, &arbiter->parking, now + LOOK_NS);
+}
+
+void parking_on_timer(struct timer *timer)
+{
+	parking_update(CONTAINER(timer, struct arbiter, parking));
+}
+
+void parking_ring(struct grant *grant, bool joins)
+{
+	if (step_of(grant) == PARKING_NONE)
+		return;
+	grant->parking.joins |= joins;
+	parking_update(grant->arbiter);
+}
+
+void parking_drop(struct grant *grant)
+{
+	if (step_of(grant) == PARKING_NONE)
+		return;
+	if (step_of(grant) == PARKING_AWAY)
+		record_of(grant)->parked_ns += loop_now() - record_of(grant)->since_ns;
+	set_step(grant, PARKING_NONE);
+	grant->parking.joins = false;
+	grant->parking.wanted_at = 0;
+	say_why(grant, "%s", "");
+}
+
+bool parking_moves(const struct grant *grant)
+{
+	return step_of(grant) == PARKING_LEAVING || step_of(grant) == PARKING_RETURNING;
+}
+
+bool parking_keeps_room(const struct grant *grant)
+{
+	return step_of(grant) == PARKING_AWAY && grant->parking.wanted_at && !grant->arbiter->returns;
+}
+
+void parking_write(const struct grant *grant, bool visible, struct json *out)
+{
+	static const struct parked none;
+	const struct parked *record = grant->record ? record_of(grant) : &none;
+	bool is_away = step_of(grant) == PARKING_AWAY;
+	uint64_t now_ns = is_away ? loop_now() - record->since_ns : 0;
+	if (record->after_ms)
+		json_number(out, "park_after_ms", record->after_ms);
+	else
+		json_string(out, "park_after_ms", NULL);
+	json_string(out, "parking", step_names[step_of(grant)]);
+	json_number(out, "parked_times", record->times);
+	json_number(out, "parked_ns", record->parked_ns + now_ns);
+	if (is_away)
+		json_number(out, "parked_for_ns", now_ns);
+	else
+		json_string(out, "parked_for_ns", NULL);
+	json_bool(out, "parking_waits", grant->parking.wanted_at != 0);
+	json_string(out, "parking_why", visible && *grant->parking.why ? grant->parking.why : NULL);
+}

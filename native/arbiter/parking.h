@@ -1,0 +1,57 @@
+/* Parking: the memory of an idle grant leaves its GPU by itself, and comes back when a program needs it.
+ *
+ * A grant that was made with park-after=MILLISECONDS and has had no GPU work for so long is parked; its
+ * programs keep running. All decisions about it are here:
+ *
+ *     NONE       it is used as any other
+ *     LEAVING    active; its memory shall be on the host. If a program needs it meanwhile, or some of it does
+ *                not leave, it is RETURNING
+ *     AWAY       parked: what it has left on its GPU counts (residence.h), the rest is free for others
+ *     RETURNING  active; its memory comes back, and calls that need it wait. Then NONE
+ *
+ * A program whose call waits says so in its work page (credit.h: wanted) and sends RING; the timer looks as
+ * well, since a RING may be lost. One that joins says so by its HELLO. A grant that is wanted and does not fit
+ * waits. Of those that wait for a GPU, the first returns first, and newcomers get none of what it needs.
+ *
+ * Guarantees. The step is in the record, and each step can be repeated: an arbiter that was killed at any
+ * instruction leaves a step that the next one continues. Whatever a program writes to its page, the grant
+ * leaves its GPU only as far as NVML says, and returns only if it fits. No step lasts longer than PATIENCE
+ * without progress but AWAY. `set-state` and `move` end the parking: the grant is then where they put it.
+ */
+#ifndef ARBITER_PARKING_H
+#define ARBITER_PARKING_H
+
+#include "json.h"
+#include "processes.h"
+
+enum parking_step { PARKING_NONE, PARKING_LEAVING, PARKING_AWAY, PARKING_RETURNING };
+
+/* Does what is due for all grants. */
+void parking_update(struct arbiter *arbiter);
+void parking_on_timer(struct timer *timer);
+
+/* A program of the grant may have begun to wait for memory. `joins`: it cannot join before that is back. */
+void parking_ring(struct grant *grant, bool joins);
+
+/* Somebody else decides where the grant is. */
+void parking_drop(struct grant *grant);
+
+/* Whether its memory is on its way: NVML's figures say little. */
+bool parking_moves(const struct grant *grant);
+
+/* Whether what it has given back is kept for it, because a program waits for it. */
+bool parking_keeps_room(const struct grant *grant);
+
+/* Writes members of the object that is open:
+ *
+ *   park_after_ms      after so long without GPU work; null: never
+ *   parking            none, leaving, away or returning
+ *   parked_times       how often it was parked, parked_ns for how long in all, also now
+ *   parked_for_ns      for how long it is parked now; null: it is not
+ *   parking_waits      whether a program waits for its memory
+ *   parking_why        why it was not parked, or does not come back; null: nothing failed, or
+ *                      not `visible`
+ */
+void parking_write(const struct grant *grant, bool visible, struct json *out);
+
+#endif
