@@ -1,7 +1,6 @@
 #include "capacity.h"
 
 #include "movers.h"
-#include "parking.h"
 #include "residence.h"
 
 #include <stdio.h>
@@ -9,7 +8,7 @@
 /* Whether its slices are free for others. */
 static bool is_away(const struct grant *grant)
 {
-	return grant_state(grant) == ALIQUOT_GRANT_PARKED && !parking_keeps_room(grant);
+	return grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_keeps_room(grant);
 }
 
 /* The grant's slice of that GPU, or NULL: it has none, or is parked. */

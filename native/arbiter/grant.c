@@ -85,6 +85,11 @@ bool grant_check(struct grant *grant)
 	return !*grant->broken;
 }
 
+bool grant_keeps_room(const struct grant *grant)
+{
+	return grant->parking.wanted_at && !grant->arbiter->returns;
+}
+
 struct grant *grant_find(struct arbiter *arbiter, uint32_t owner_uid, const char *name)
 {
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)

@@ -120,6 +120,9 @@ struct grant {
 	char broken[160];      /* why it is broken; empty: it is not */
 };
 
+/* Whether it is parked and what it has given back is kept for it: a program waits for that (parking.h). */
+bool grant_keeps_room(const struct grant *grant);
+
 /* That user's grant of that name, or NULL. */
 struct grant *grant_find(struct arbiter *arbiter, uint32_t owner_uid, const char *name);
 

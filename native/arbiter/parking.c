@@ -351,11 +351,6 @@ bool parking_moves(const struct grant *grant)
 	return step_of(grant) == PARKING_LEAVING || step_of(grant) == PARKING_RETURNING;
 }
 
-bool parking_keeps_room(const struct grant *grant)
-{
-	return step_of(grant) == PARKING_AWAY && grant->parking.wanted_at && !grant->arbiter->returns;
-}
-
 void parking_write(const struct grant *grant, bool visible, struct json *out)
 {
 	static const struct parked none;

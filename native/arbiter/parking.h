@@ -39,9 +39,6 @@ void parking_drop(struct grant *grant);
 /* Whether its memory is on its way: NVML's figures say little. */
 bool parking_moves(const struct grant *grant);
 
-/* Whether what it has given back is kept for it, because a program waits for it. */
-bool parking_keeps_room(const struct grant *grant);
-
 /* Writes members of the object that is open:
  *
  *   park_after_ms      after so long without GPU work; null: never
