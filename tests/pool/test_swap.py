@@ -327,8 +327,10 @@ def test_a_job_whose_copies_are_lost_starts_again(pool: PoolUp, tmp_path: Path) 
     pool.ask("suspend", "one")
     pool.wait_for("one", "Suspended")
     answer = control.status(pool.state).answer
-    for pid in (answer["guard_pid"], answer["pid"], answer["serving_pid"]):  # all that have them
-        os.kill(pid, signal.SIGKILL)
+    holders = [answer[key] for key in ("pid", "guard_pid", "serving_pid")]  # all that have them
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # no parent may start another guard meanwhile
+        for pid in holders:
+            os.kill(pid, number)
     pool.ask("resume", "one")
     wait_until(lambda: "could not be thawed" in str(pool.job("one")["events"]), 60)
     assert "its copy on the host is missing" in str(pool.job("one")["events"])
