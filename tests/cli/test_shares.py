@@ -122,6 +122,7 @@ def test_ps_json_has_seconds_and_ratios(cli: Cli, play: Play) -> None:
         "state": "out",
         "gates": "work",
         "why": None,
+        "idle_seconds": None,
     }
     assert answer["gpus"][0]["compute"] == {"contended": True}
     assert "credit_cpu_seconds_total" in answer["machines"][0]
@@ -145,6 +146,7 @@ def test_top_in_a_file_prints_a_line_per_slice_and_refresh(cli: Cli, play: Play)
         "memory_limit_bytes": str(8 * GIB),
         "memory_away_bytes": "0",
         "memory_fixed_bytes": "0",
+        "parked": "-",
         "backlog": "12",
         "handovers_per_second": "50.0",
         "wait_p50_seconds": "0.010000",
