@@ -214,13 +214,15 @@ static bool needs_help(const struct contender *contender, uint64_t now)
  * more quantum, even while another contender holds the GPU. A member alone on its GPU has open gates and
  * needs none. While it drains it is the same drain, with one bound: members that help each other in
  * turn keep nobody waiting for longer. One that is late keeps nobody waiting, but without help it would
- * be late for ever, and its group with it: it is charged for that time, so others are always before. */
+ * be late for ever, and its companions with it: it is charged for that time, so others are always before.
+ * A member on another GPU has turns there that a late one does not delay, and gets no more than these. */
 static void help_joint(struct contender *contender, uint64_t now)
 {
 	bool is_late = contender->state != CONTENDER_DRAINS;
 	contender->alone_at = now;
 	EACH_JOINT (other, contender) {
-		if (other->state != CONTENDER_OUT || !other->pending || !other->turns->contended)
+		if (other->state != CONTENDER_OUT || !other->pending || !other->turns->contended ||
+		    (is_late && other->turns != contender->turns))
 			continue;
 		EACH_WORKER (worker, other)
 			if (worker->pending)

@@ -228,8 +228,31 @@ static void a_late_member_closes_no_gates_of_a_member_alone_on_its_gpu(void)
 	}
 }
 
+/* A kernel that never ends on one GPU: help for it gives the group no more of another GPU. */
+static void a_member_that_is_late_for_ever_gets_its_group_no_more_of_another_gpu(uint8_t policy)
+{
+	begin_test(66);
+	simulated_gpu_init(&other_gpu, 67);
+	struct share *late = add_companion(50, &busy, NULL);
+	add_share(50, &busy);
+	struct share *helps = add_together(&other_gpu, &shares[GPU_PROGRAMS],
+	                                   (struct turns_settings){.percent = 10, .policy = policy},
+	                                   &busy, late);
+	struct share *far = add_together(&other_gpu, &shares[GPU_PROGRAMS + 1],
+	                                 (struct turns_settings){.percent = 90}, &busy, NULL);
+	simulated_gpus_run(&gpu, &other_gpu, 500 * MS);
+	late->program.never_ends = true;
+	simulated_gpus_run(&gpu, &other_gpu, 2 * SEC);
+	uint64_t had = helps->program.gpu_ns, at = far->program.gpu_ns;
+	simulated_gpus_run(&gpu, &other_gpu, 10 * SEC);
+	NEAR(100 * (double)(helps->program.gpu_ns - had) / (10 * SEC), 10, 2);
+	NEAR(100 * (double)(far->program.gpu_ns - at) / (10 * SEC), 88, 4);
+}
+
 int main(void)
 {
+	a_member_that_is_late_for_ever_gets_its_group_no_more_of_another_gpu(ALIQUOT_ELASTIC);
+	a_member_that_is_late_for_ever_gets_its_group_no_more_of_another_gpu(ALIQUOT_HARD);
 	a_late_member_closes_no_gates_of_a_member_alone_on_its_gpu();
 	a_group_gets_no_more_of_a_gpu_by_calling_often();
 	kernels_of_two_grants_that_wait_for_each_other_progress_without_fallbacks();
