@@ -24,7 +24,7 @@ struct credit_slice {
 	struct contender contender;
 	struct recent_usage usage;
 	uint64_t
-		idle_from; /* it is not idle for longer: its grant was made, a program has joined, ... */
+		idle_from; /* it is not idle for longer: its grant was made, a program has come or gone, ... */
 	bool was_exempt;
 	uint64_t fallbacks, exemptions;
 	int32_t late_pid;
@@ -380,9 +380,13 @@ void credit_remove_process(struct process *process)
 	if (!removed)
 		return;
 	pthread_mutex_lock(&credit->lock);
-	for (uint32_t i = 0; i < grant->slice_count; i++)
-		if (grant->credit->slices[i].takes_part)
-			turns_leave(&grant->credit->slices[i].contender, &removed->workers[i]);
+	for (uint32_t i = 0; i < grant->slice_count; i++) {
+		struct credit_slice *slice = &grant->credit->slices[i];
+		if (!slice->takes_part)
+			continue;
+		slice->idle_from = loop_now(); /* its work may not have been seen */
+		turns_leave(&slice->contender, &removed->workers[i]);
+	}
 	struct credit_process **link = &grant->credit->processes;
 	while (*link != removed)
 		link = &(*link)->next;
@@ -426,6 +430,16 @@ void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out
 		.late_pid = read->late_pid,
 	};
 	read_gates(&read->contender, out);
+	pthread_mutex_unlock(&credit->lock);
+}
+
+void credit_note_unseen(struct grant *grant, uint32_t slice)
+{
+	struct credit *credit = credit_of(grant);
+	if (!grant->credit)
+		return;
+	pthread_mutex_lock(&credit->lock);
+	grant->credit->slices[slice].idle_from = loop_now();
 	pthread_mutex_unlock(&credit->lock);
 }
 

@@ -41,7 +41,7 @@ struct credit_figures {
 	struct turns_figures turns;
 	struct recent_figures usage;
 	/* Since when its programs have launched nothing and had no unfinished work; at most since this arbiter
-	 * started, the grant became active or a program joined. Copies alone are not seen, nor is a kernel
+	 * started, the grant became active or a program came or went. Copies alone are not seen, nor is a kernel
 	 * that runs on while its program neither launches nor waits, nor what gates cannot hold. */
 	uint64_t idle_ns;
 	uint64_t backlog;    /* quanta */
@@ -77,6 +77,8 @@ void credit_remove_process(struct process *process);
 void credit_set_stopped(struct process *process, bool stopped);
 
 void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out);
+/* A program that has not joined uses the slice, or did until now: it was not idle. */
+void credit_note_unseen(struct grant *grant, uint32_t slice);
 /* The same figure; false: some of the slice's work is not seen. */
 bool credit_idle_ns(struct grant *grant, uint32_t slice, uint64_t *ns);
 /* Whether gates work for a process in a slice; *why: the CUDA error code if they fail. */

@@ -1,6 +1,7 @@
 #include "unjoined.h"
 
 #include "aliquot/ledger.h"
+#include "credit.h"
 #include "log.h"
 
 #include <errno.h>
@@ -123,6 +124,7 @@ static void charge(struct unjoined *one, uint32_t slice, bool listed, uint64_t b
 	grant->unjoined_bytes[slice] += bytes - one->bytes[slice];
 	one->bytes[slice] = bytes;
 	processes_sum_driver_bytes(grant, slice);
+	credit_note_unseen(grant, slice);
 }
 
 static void drop(struct unjoined **link)

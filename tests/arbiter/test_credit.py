@@ -347,3 +347,15 @@ class TestFigures:
         assert arbiter.compute()["idle_ns"] is None
         tenant.kill()
         wait_until(lambda: arbiter.compute()["idle_ns"] is not None)
+
+    def test_work_that_was_not_seen_was_no_idle_time(
+        self, arbiter: Arbiter, tenants: Tenants
+    ) -> None:
+        tenant = tenants(arbiter.make())
+        tenant.hello()
+        tenant.tell("gates", 0, wire.GATES_FAIL, 801)
+        started = arbiter.status()["now_ns"]
+        wait_until(lambda: arbiter.status()["now_ns"] > started + 3_000_000_000)
+        tenant.kill()
+        wait_until(lambda: arbiter.compute()["idle_ns"] is not None)
+        assert arbiter.compute()["idle_ns"] < 2_000_000_000

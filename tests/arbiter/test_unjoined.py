@@ -96,6 +96,20 @@ class TestReport:
         wait_until(lambda: driver_bytes(arbiter) == 0)
         assert unjoined(arbiter) == []
 
+    def test_its_work_was_no_idle_time(
+        self, arbiter: Arbiter, machine: Machine, cgroup: Cgroup, programs: Programs
+    ) -> None:
+        make_kept(arbiter)
+        set_cgroup(arbiter, cgroup)
+        program = programs(cgroup.below("nested"))
+        machine.list_process(program.pid, GIB)
+        wait_until(lambda: arbiter.compute()["idle_ns"] is None)
+        started = arbiter.status()["now_ns"]
+        wait_until(lambda: arbiter.status()["now_ns"] > started + 3_000_000_000)
+        machine.drop_process(program.pid)
+        wait_until(lambda: arbiter.compute()["idle_ns"] is not None)
+        assert arbiter.compute()["idle_ns"] < 2_000_000_000
+
     def test_a_process_without_a_figure_is_charged_an_estimate(
         self, arbiter: Arbiter, machine: Machine, cgroup: Cgroup, programs: Programs
     ) -> None:

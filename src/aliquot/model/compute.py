@@ -36,8 +36,8 @@ class ComputeUse:
     of the waits are None if the slice never waited.
 
     `idle_seconds`: since when its programs have launched nothing and had no unfinished work, at
-    most since the arbiter started, the grant became active or a program joined. None: some of its
-    work is not seen (gates fail, or a program has not joined). Copies alone do not count as work.
+    most since the arbiter started, the grant became active or a program came or went. None: some
+    of its work is not seen (gates fail, or a program has not joined). Copies alone are no work.
     """
 
     gates: Gates = Gates.UNTRIED
