@@ -459,6 +459,18 @@ class TestIdleJobs:
         state = follow_idle(job, state, 700.0, None, 1100.0)
         assert (state.idle_reported, state.reason) == (None, "running with 1 worker")
 
+    def test_nor_if_nobody_knows_how_long_it_was_idle(self) -> None:
+        job = make_job()
+        state = follow_idle(job, running(job, 1), 600.0, self.RULE, 1000.0)
+        assert follow_idle(job, state, None, self.RULE, 1100.0) == state
+        assert follow_idle(job, state, None, None, 1100.0).idle_reported is None
+
+    def test_a_clock_that_is_set_forward_ends_no_job(self) -> None:
+        job = make_job()
+        state = follow_idle(job, running(job, 1), 600.0, self.RULE, 1000.0)
+        assert follow_idle(job, state, 601.0, self.RULE, 1e6) == state
+        assert follow_idle(job, state, 4200.0, self.RULE, 1e6).stopping is not None
+
     def test_the_time_before_it_ran_does_not_count(self) -> None:
         job = make_job()
         state = running(job, 1)  # since 1.0

@@ -127,11 +127,11 @@ def follow_idle(
 ) -> JobState:
     """Report or end a running job that uses no GPU, as its queue's rule says.
 
-    No effect if it is not known for how long it has used none.
+    A rule has no effect while it is not known for how long it has used none.
     """
-    if not _can_change(state, state.generation) or idle_seconds is None:
+    if not _can_change(state, state.generation) or (rule and idle_seconds is None):
         return state
-    idle = min(idle_seconds, now - state.since)
+    idle = min(idle_seconds or 0.0, now - state.since)
     if rule is None or idle < rule.after_seconds:
         if state.idle_reported is None:
             return state
@@ -141,7 +141,9 @@ def follow_idle(
     report = rule.report(job.queue)
     if state.idle_reported is None or state.reason != report:
         return replace(state, idle_reported=now, reason=report)
-    if rule.action is IdleAction.REPORT or now < state.idle_reported + rule.grace_seconds:
+    # By both: the clock may be set forward, and the rule may be new.
+    grace = min(idle - rule.after_seconds, now - state.idle_reported)
+    if rule.action is IdleAction.REPORT or grace < rule.grace_seconds:
         return state
     ended, why = replace(state, exit_code=TIMED_OUT_CODE), rule.why_ended(job.queue, idle)
     return _stop(job, ended, state.phase, JobPhase.FAILED, now, why)
