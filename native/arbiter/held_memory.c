@@ -110,10 +110,11 @@ bool held_memory_is_none(struct arbiter *arbiter, struct failure *failure)
 	if (!owners.count)
 		return true;
 	write_names(arbiter, &owners, failure->reader, names, sizeof(names));
-	return failure_set(failure, "holds-memory",
-	                   "memory of %u program%s of suspended grants is on the host: "
-	                   "resume or cancel them first: %s",
-	                   owners.count, plural(owners.count), names);
+	return failure_set(
+		failure, "holds-memory",
+		"memory of %u program%s is on the host: resume or cancel suspended jobs first, "
+		"and let parked programs return or end: %s",
+		owners.count, plural(owners.count), names);
 }
 
 void held_memory_log_lost(const struct mover_processes *movers)

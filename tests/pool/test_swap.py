@@ -241,7 +241,7 @@ class TestMoved:
         (grant,) = control.status(pool.state).grants
         done = pool.ask("restart")
         assert done.returncode == 1
-        assert f"resume or cancel them first: {grant.name}" in " ".join(done.stderr.split())
+        assert f"let parked programs return or end: {grant.name}" in " ".join(done.stderr.split())
         pool.ask("resume", "one")
         pool.wait_for("one", "Running")
         compares(pool, "one")

@@ -747,7 +747,8 @@ def restart(simulate: Simulate = None) -> None:
 
     Use it after an upgrade. Programs keep running under their limits, and get their compute shares
     back from the new arbiter. The exit code is 1 if a program could not be adopted, or if the
-    arbiter holds memory of suspended jobs (--swap): resume or cancel them first.
+    arbiter holds memory of programs (--swap): resume or cancel suspended jobs first, and let parked
+    programs return or end.
     """
     from aliquot.cli.arbiter import restart as replace  # noqa: PLC0415 - imported when needed
 
