@@ -115,6 +115,8 @@ struct contender {
 	uint64_t window_ns;   /* length of its window */
 	uint64_t in_hand_ns;  /* estimate of its unfinished work when it began to drain */
 	uint64_t alone_at;    /* since when it drains without help of its group */
+	uint64_t helped_done; /* quanta that it had done when it was late and last got help */
+	unsigned helps;       /* given to it in a row while it was late and did none */
 	uint64_t active_at;   /* when it last had work */
 	uint64_t idle_at;     /* when it ran out of work; 0: it has some */
 	uint64_t gap_ns;      /* how soon it usually has work again */

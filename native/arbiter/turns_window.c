@@ -11,6 +11,8 @@
 #define QUANTUM_WITH_LATENCY_NS 300000u
 /* If a drain takes this much longer than estimated, it may wait for another of its group. */
 #define HELP_NS (1 * MILLISECOND_NS)
+/* The pause between two helps doubles so often, while they are of no use. */
+#define HELP_DOUBLINGS 6u
 /* How long a holder may drain: twice its longest recent drain, within these bounds. */
 #define BOUND_LEAST_NS (50 * MILLISECOND_NS)
 #define BOUND_MOST_NS (1000 * MILLISECOND_NS)
@@ -76,6 +78,7 @@ static void begin_drain(struct contender *contender, uint64_t since, uint64_t no
 {
 	contender->in_hand_ns = contender_in_hand(contender);
 	contender->alone_at = now;
+	contender->helps = 0;
 	contender_set_state(contender, CONTENDER_DRAINS, since);
 }
 
@@ -207,7 +210,20 @@ static void finish_drain(struct contender *contender, uint64_t now)
 /* Whether its work takes so much longer than estimated that it may wait for another of its group. */
 static bool needs_help(const struct contender *contender, uint64_t now)
 {
-	return now - contender->alone_at > contender->in_hand_ns + HELP_NS;
+	return now - contender->alone_at > (contender->in_hand_ns + HELP_NS) << contender->helps;
+}
+
+/* No help ends a kernel that never ends: one that does no quantum gets less and less of it. */
+static void count_help(struct contender *contender)
+{
+	uint64_t done = 0;
+	EACH_WORKER (worker, contender)
+		done += worker->view.done;
+	if (done != contender->helped_done)
+		contender->helps = 0;
+	else if (contender->helps < HELP_DOUBLINGS)
+		contender->helps++;
+	contender->helped_done = done;
 }
 
 /* Its unfinished work may wait for another of its group that has drained already: that one gets one
@@ -224,6 +240,8 @@ static void help_joint(struct contender *contender, uint64_t now)
 		if (other->state != CONTENDER_OUT || !other->pending || !other->turns->contended ||
 		    (is_late && other->turns != contender->turns))
 			continue;
+		if (is_late)
+			count_help(contender);
 		EACH_WORKER (worker, other)
 			if (worker->pending)
 				work_limit(worker, 1);

@@ -249,8 +249,27 @@ static void a_member_that_is_late_for_ever_gets_its_group_no_more_of_another_gpu
 	NEAR(100 * (double)(far->program.gpu_ns - at) / (10 * SEC), 88, 4);
 }
 
+/* The GPU's time-slicing gives such a kernel half; help for it takes little of the neighbour's half. */
+static void a_kernel_that_never_ends_gets_little_help(uint8_t policy)
+{
+	struct turns_settings little = {.percent = 1, .policy = policy};
+	begin_test(68);
+	struct share *late = add_together(&gpu, &shares[gpu.count], little, &busy, NULL);
+	struct share *helps = add_together(&gpu, &shares[gpu.count], little, &long_quanta, late);
+	struct share *neighbour = add_share(98, &busy);
+	simulated_gpu_run(&gpu, 500 * MS);
+	late->program.never_ends = true;
+	simulated_gpu_run(&gpu, 2 * SEC);
+	uint64_t had = helps->program.gpu_ns, at = neighbour->program.gpu_ns;
+	simulated_gpu_run(&gpu, 10 * SEC);
+	CHECK(helps->program.gpu_ns - had < SEC);
+	CHECK(neighbour->program.gpu_ns - at > 37 * SEC / 10);
+}
+
 int main(void)
 {
+	a_kernel_that_never_ends_gets_little_help(ALIQUOT_ELASTIC);
+	a_kernel_that_never_ends_gets_little_help(ALIQUOT_HARD);
 	a_member_that_is_late_for_ever_gets_its_group_no_more_of_another_gpu(ALIQUOT_ELASTIC);
 	a_member_that_is_late_for_ever_gets_its_group_no_more_of_another_gpu(ALIQUOT_HARD);
 	a_late_member_closes_no_gates_of_a_member_alone_on_its_gpu();
