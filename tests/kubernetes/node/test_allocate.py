@@ -372,6 +372,26 @@ def test_ids_stay_healthy_between_the_calls_for_a_container(tmp_path: Path, seed
     asyncio.run(go())
 
 
+def test_a_corrected_grant_expects_no_more_calls(tmp_path: Path) -> None:
+    core, memory = "aliquot.io/vcuda-core", "aliquot.io/vcuda-memory"
+
+    async def go() -> None:
+        kubelet = Kubelet(0)
+        node = Node(tmp_path, kubelet)
+        guessed, right = make_pod("guessed", memory=6, core=30), make_pod("right", memory=6)
+        node.pods.observe(None, guessed)
+        assert await kubelet.admit(node, right)
+        (grant,) = node.saved.allocations.grants.values()
+        assert (grant.owner.pod, list(grant.device_ids)) == ("guessed", [memory])
+        node.pods.observe(None, right)
+        confirmed = await node.owners.confirm(grant.name)
+        assert confirmed is not None
+        assert confirmed.owner.pod == "right"
+        assert node.ids.counts()[core] == GPUS * 100
+
+    asyncio.run(go())
+
+
 def test_ids_for_a_pod_rejected_between_its_calls_are_offered_once(tmp_path: Path) -> None:
     core, memory = "aliquot.io/vcuda-core", "aliquot.io/vcuda-memory"
 

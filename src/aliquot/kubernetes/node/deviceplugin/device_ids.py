@@ -162,6 +162,11 @@ class DeviceIds:
         """
         self._expected = (grant, units)
 
+    def expect_no_more(self, grant: str) -> None:
+        """Say that the kubelet has reported all ids of the container that has this grant."""
+        if self._expected[0] == grant:
+            self._expected = ("", {})
+
     def take_away(
         self, resource: str, ids: Iterable[str], keep: Iterable[ContainerGrant] = ()
     ) -> None:

@@ -220,6 +220,7 @@ def _set_ids(ids: DeviceIds, name: str, units: IdsByResource) -> None:
     others = grant.device_ids if grant.merged else {}
     grant = msgspec.structs.replace(grant, device_ids={**others, **units})
     allocations.change(grant)
+    ids.expect_no_more(name)
     for resource, some in units.items():
         ids.take_away(resource, some, keep=[grant, *allocations.never_together(grant)])
 
