@@ -158,6 +158,29 @@ __attribute__((noreturn)) static void become_mover(const struct mover_processes 
 	_exit(EXIT_FAILED);
 }
 
+/* Closes the connections that wait for a mover which does not come. */
+static void drop_orders(const struct mover_process *mover)
+{
+	struct aliquot_order order;
+	int fd;
+	bool wrong;
+	while (aliquot_receive_descriptor(mover->orders[MOVER_END], &order, sizeof(order), &fd, &wrong,
+	                                  MSG_DONTWAIT) > 0)
+		if (fd >= 0)
+			close(fd);
+}
+
+/* None is started for a while. */
+static void rest(struct mover_processes *movers, unsigned number, enum mover_rest because)
+{
+	struct mover_process *mover = &movers->all[number];
+	struct mover_slot *slot = &movers->supervision->movers[number];
+	mover->death_count = 0;
+	atomic_store(&slot->rests_because, because);
+	atomic_store(&slot->rests_until, loop_now() + REST_NS);
+	drop_orders(mover);
+}
+
 static void start(struct mover_processes *movers, unsigned number)
 {
 	struct mover_process *mover = &movers->all[number];
@@ -165,7 +188,9 @@ static void start(struct mover_processes *movers, unsigned number)
 	uint64_t start_time = 0;
 	pid_t self = getpid(), pid = fork();
 	if (pid < 0) {
-		log_event("a mover cannot be started: %s", strerror(errno));
+		log_event("mover %u cannot be started: %s: not tried for 10 seconds", number,
+		          strerror(errno));
+		rest(movers, number, MOVER_NOT_STARTED);
 		return;
 	}
 	if (pid == 0) {
@@ -207,29 +232,6 @@ void mover_processes_start(struct mover_processes *movers, const struct pollfd *
 		for (unsigned i = 0; pollers[ready].revents && i < ALIQUOT_MOVERS; i++)
 			if (movers->all[i].orders[MOVER_END] == pollers[ready].fd && !movers->all[i].pid)
 				start(movers, i);
-}
-
-/* Closes the connections that wait for a mover which does not come. */
-static void drop_orders(const struct mover_process *mover)
-{
-	struct aliquot_order order;
-	int fd;
-	bool wrong;
-	while (aliquot_receive_descriptor(mover->orders[MOVER_END], &order, sizeof(order), &fd, &wrong,
-	                                  MSG_DONTWAIT) > 0)
-		if (fd >= 0)
-			close(fd);
-}
-
-/* None is started for a while. */
-static void rest(struct mover_processes *movers, unsigned number, bool hung)
-{
-	struct mover_process *mover = &movers->all[number];
-	struct mover_slot *slot = &movers->supervision->movers[number];
-	mover->death_count = 0;
-	atomic_store(&slot->rests_for_hangs, hung);
-	atomic_store(&slot->rests_until, loop_now() + REST_NS);
-	drop_orders(mover);
 }
 
 /* Whether it has died too often. */
@@ -275,11 +277,11 @@ static void on_death(struct mover_processes *movers, unsigned number, int status
 	if (hung && count_hang(movers, number)) {
 		log_event("mover %u hung %u times and copied nothing: not started for 10 seconds", number,
 		          mover->hangs);
-		rest(movers, number, true);
+		rest(movers, number, MOVER_HUNG);
 	} else if (!hung && count_death(mover)) {
 		log_event("mover %u died %d times within 10 seconds: not started for 10 seconds", number,
 		          MOVER_DEATHS_MOST);
-		rest(movers, number, false);
+		rest(movers, number, MOVER_DIED);
 	} else if (atomic_load(&page->wanted_bytes) || atomic_load(&page->grown_bytes)) {
 		start(movers, number);
 	}
@@ -314,7 +316,7 @@ static void look(struct mover_processes *movers, unsigned number)
 		          (int)mover->pid, (looks - 1) * MOVER_LOOK_SECONDS);
 	else if (looks >
 	         2 * most_looks()) /* inside the kernel; only one at a time may have the arena */
-		rest(movers, number, true);
+		rest(movers, number, MOVER_HUNG);
 }
 
 void mover_processes_look(struct mover_processes *movers)

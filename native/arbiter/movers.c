@@ -94,8 +94,11 @@ int movers_connect(const struct process *process, uint32_t slice, char why[stati
 	}
 	struct mover_slot *slot = slot_at(arbiter, number);
 	if (loop_now() < atomic_load(&slot->rests_until)) {
-		snprintf(why, 100, "the mover of GPU %u has %s too often: try again in 10 s", gpu->index,
-		         atomic_load(&slot->rests_for_hangs) ? "hung" : "died");
+		unsigned because = atomic_load(&slot->rests_because);
+		snprintf(why, 100, "the mover of GPU %u %s: try again in 10 s", gpu->index,
+		         because == MOVER_HUNG   ? "has hung too often"
+		         : because == MOVER_DIED ? "has died too often"
+		                                 : "could not be started");
 		return -1;
 	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {

@@ -21,11 +21,13 @@ struct mover_slot {
 	atomic_int pid; /* 0: none runs */
 	_Atomic uint64_t start_time;
 	atomic_uint starts;
-	_Atomic uint64_t rests_until; /* it has died or hung too often: none is started until then */
-	atomic_bool rests_for_hangs;  /* it has hung */
+	_Atomic uint64_t rests_until; /* none is started until then */
+	atomic_uint rests_because;    /* enum mover_rest: why */
 	atomic_uint hangs;            /* how often it was ended because it made no progress */
 	atomic_uint silent_looks;     /* of the parent's, since it made progress */
 };
+
+enum mover_rest { MOVER_DIED, MOVER_HUNG, MOVER_NOT_STARTED };
 
 struct supervision {
 	atomic_int ready; /* 1 since an arbiter has listened */

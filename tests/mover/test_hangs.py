@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PATIENCE = 1  # seconds without progress
 LOOKS = 8  # of a mover, for much longer than that
 SOURCE = Path(__file__).with_name("hanging_driver.c")
+NO_FORK = Path(__file__).with_name("no_fork.c")
 
 
 @pytest.fixture
@@ -47,6 +48,15 @@ def hangs(native_dir: Path, stopped_rig: Rig, tmp_path: Path) -> Path:
     stopped_rig.cuda = library
     file = tmp_path / "hangs"
     stopped_rig.arbiter.machine.environment["HANGS_WHILE"] = str(file)
+    return file
+
+
+@pytest.fixture
+def no_fork(stopped_rig: Rig, tmp_path: Path) -> Path:
+    """The arbiter can start no process while this file exists."""
+    library, file = tmp_path / "libnofork.so", tmp_path / "no-fork"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(NO_FORK), "-o", str(library)], check=True)
+    stopped_rig.arbiter.machine.environment.update(LD_PRELOAD=str(library), NO_FORK_WHILE=str(file))
     return file
 
 
@@ -128,6 +138,25 @@ def test_a_mover_that_always_hangs_is_given_up_for_a_while(
     assert rig.mover()["hangs"] == 2
     hangs.unlink()
     assert client("is_filled", piece, 1)
+    wait_until(lambda: client("mover", str(directory)) == "")
+    client.leave(piece)
+    client.return_(piece)
+    assert client("is_filled", piece, 1)
+
+
+def test_a_mover_that_cannot_be_started_is_tried_again_later(
+    no_fork: Path, stopped_rig: Rig, programs: Programs
+) -> None:
+    rig = stopped_rig
+    rig.start()
+    no_fork.touch()
+    directory = rig.make()
+    client = programs()
+    client("join", str(directory))
+    piece = client("make", PIECE, 1)
+    wait_until(lambda: "could not be started" in client("mover", str(directory)))
+    assert rig.arbiter.log.read_text().count("cannot be started") == 1
+    no_fork.unlink()
     wait_until(lambda: client("mover", str(directory)) == "")
     client.leave(piece)
     client.return_(piece)
