@@ -23,8 +23,7 @@ struct credit_slice {
 	bool takes_part; /* the machine has its GPU */
 	struct contender contender;
 	struct recent_usage usage;
-	uint64_t
-		idle_from; /* it is not idle for longer: its grant was made, a program has come or gone, ... */
+	uint64_t idle_from; /* before that it was not idle, or nobody could see whether it was */
 	bool was_exempt;
 	uint64_t fallbacks, exemptions;
 	int32_t late_pid;
@@ -443,12 +442,10 @@ void credit_note_unseen(struct grant *grant, uint32_t slice)
 	pthread_mutex_unlock(&credit->lock);
 }
 
-bool credit_idle_ns(struct grant *grant, uint32_t slice, uint64_t *ns)
+bool credit_sees_all(const struct grant *grant, uint32_t slice,
+                     const struct credit_figures *figures)
 {
-	struct credit_figures figures;
-	credit_read(grant, slice, &figures);
-	*ns = figures.idle_ns;
-	bool unseen = figures.gates == ALIQUOT_GATES_FAIL || figures.gates == ALIQUOT_GATES_INVALID ||
+	bool unseen = figures->gates == ALIQUOT_GATES_FAIL || figures->gates == ALIQUOT_GATES_INVALID ||
 	              grant->unjoined_bytes[slice];
 	for (uint32_t slot = 0; slot < grant->process_end; slot++)
 		unseen |= grant->processes[slot] && *grant->processes[slot]->ungated;

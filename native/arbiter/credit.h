@@ -79,8 +79,9 @@ void credit_set_stopped(struct process *process, bool stopped);
 void credit_read(struct grant *grant, uint32_t slice, struct credit_figures *out);
 /* A program that has not joined uses the slice, or did until now: it was not idle. */
 void credit_note_unseen(struct grant *grant, uint32_t slice);
-/* The same figure; false: some of the slice's work is not seen. */
-bool credit_idle_ns(struct grant *grant, uint32_t slice, uint64_t *ns);
+/* Whether all work of the slice is seen: otherwise idle_ns of its figures means nothing. */
+bool credit_sees_all(const struct grant *grant, uint32_t slice,
+                     const struct credit_figures *figures);
 /* Whether gates work for a process in a slice; *why: the CUDA error code if they fail. */
 enum aliquot_gates credit_gates(const struct process *process, uint32_t slice, uint32_t *why);
 /* Whether slices take turns on that GPU (its place in nvml.gpus). */

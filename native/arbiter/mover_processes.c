@@ -314,8 +314,8 @@ static void look(struct mover_processes *movers, unsigned number)
 	if (looks == most_looks() + 1)
 		log_event("mover %u (pid %d) has made no progress for %u s: killed", number,
 		          (int)mover->pid, (looks - 1) * MOVER_LOOK_SECONDS);
-	else if (looks >
-	         2 * most_looks()) /* inside the kernel; only one at a time may have the arena */
+	else if (looks > 2 * most_looks())
+		/* It is inside the kernel, and only one at a time may have the arena. */
 		rest(movers, number, MOVER_HUNG);
 }
 

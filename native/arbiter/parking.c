@@ -132,19 +132,26 @@ static bool goes_on(struct grant *grant, uint64_t now)
 
 /* --- the steps ---------------------------------------------------------------------------------- */
 
+static bool is_idle(struct grant *grant, uint64_t for_ns)
+{
+	struct credit_figures figures;
+	credit_read(grant, 0, &figures);
+	return credit_sees_all(grant, 0, &figures) && figures.idle_ns >= for_ns;
+}
+
 static bool is_due(struct grant *grant, uint64_t now)
 {
-	uint64_t after = record_of(grant)->after_ms * MILLISECOND_NS, idle;
+	uint64_t after = record_of(grant)->after_ms * MILLISECOND_NS;
 	if (!after || was_used(grant, after, now) || now < grant->parking.not_before ||
 	    !grant->gpus[0] || *grant->broken || !residence_is_swappable(grant) ||
 	    residence_is_away(grant) || grant_state(grant) != ALIQUOT_GRANT_ACTIVE ||
 	    grant_life(grant) == ALIQUOT_ENDED)
 		return false;
 	if (!grant->process_count || find_unsettled(grant) || has_stopped(grant) ||
-	    !credit_idle_ns(grant, 0, &idle) || idle < after)
+	    !is_idle(grant, after))
 		return false;
 	credit_look(&grant->arbiter->credit); /* it may have work since the last look */
-	return credit_idle_ns(grant, 0, &idle) && idle >= after;
+	return is_idle(grant, after);
 }
 
 static void move(struct grant *grant, bool on_host)
@@ -205,8 +212,8 @@ static bool has_left(struct grant *grant, uint64_t now)
 static void look_leaving(struct grant *grant, uint64_t now)
 {
 	struct failure failure = {.reader = grant->owner_uid};
-	bool is_parked = grant_state(grant) ==
-	                 ALIQUOT_GRANT_PARKED; /* an arbiter was killed just then */
+	/* It may be parked: an arbiter was killed just then. */
+	bool is_parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
 	if (!is_parked && is_needed(grant)) {
 		say_why(grant, "%s", "");
 		log_event("grant %s has work again: its memory stays on the GPU", grant->name);
@@ -286,7 +293,7 @@ static void look_returning(struct grant *grant, uint64_t now)
 		        enum_name(&enum_names_move_failure, failure_of(late)));
 	else if (late && now - grant->parking.since > QUIET_NS)
 		say_why(grant, "process %d did not react", late->pid);
-	/* Whoever cannot bring its memory back waits for it, and tries for ever; the others go on. */
+	/* A program that cannot bring its memory back waits for it, and tries for ever; others go on. */
 	if (late && goes_on(grant, now))
 		return;
 	grant->parking.not_before = now + record_of(grant)->after_ms * MILLISECOND_NS;

@@ -33,7 +33,7 @@ void parking_on_timer(struct timer *timer);
 /* A program of the grant may have begun to wait for memory. `joins`: it cannot join before that is back. */
 void parking_ring(struct grant *grant, bool joins);
 
-/* Somebody else decides where the grant is. */
+/* A request (set-state or move) decides where the grant is. */
 void parking_drop(struct grant *grant);
 
 /* Whether its memory is on its way: NVML's figures say little. */

@@ -107,7 +107,6 @@ static uint64_t quantile_ns(const struct credit_figures *figures, double part)
 static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 {
 	struct credit_figures figures;
-	uint64_t idle_ns;
 	credit_read(grant, i, &figures);
 	json_open(out, "compute", '{');
 	json_string(out, "gates", enum_name(&enum_names_gates, figures.gates));
@@ -124,8 +123,8 @@ static void write_compute(struct grant *grant, uint32_t i, struct json *out)
 	json_number(out, "wait_p99_ns", quantile_ns(&figures, 0.99));
 	json_number(out, "recent_used_ns", figures.usage.recent_ns);
 	json_number(out, "recent_ns", figures.usage.window_ns);
-	if (credit_idle_ns(grant, i, &idle_ns))
-		json_number(out, "idle_ns", idle_ns);
+	if (credit_sees_all(grant, i, &figures))
+		json_number(out, "idle_ns", figures.idle_ns);
 	else
 		json_string(out, "idle_ns", NULL);
 	json_close(out, '}');

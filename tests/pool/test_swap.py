@@ -165,6 +165,14 @@ def compares(pool: PoolUp, name: str) -> None:
     assert set(pool.log(name).splitlines()) == {"same"}
 
 
+def ends_well(pool: PoolUp, end: Path, *names: str) -> None:
+    """End the programs, and see that their jobs have succeeded and the machine is empty."""
+    end.touch()
+    for name in names:
+        pool.wait_for(name, "Succeeded")
+    pool.leaves_nothing()
+
+
 def first_gpu(pool: PoolUp) -> SharedGpu:
     return control.status(pool.state).gpus[0]
 
@@ -195,10 +203,7 @@ class TestMoved:
         wait_until(lambda: control.status(pool.state).grants[0].state is GrantState.ACTIVE)
         assert control.status(pool.state).grants[0].away_bytes == 0
         compares(pool, "one")
-        (tmp_path / "end").touch()
-        for name in ("one", "two"):
-            pool.wait_for(name, "Succeeded")
-        pool.leaves_nothing()
+        ends_well(pool, tmp_path / "end", "one", "two")
 
     def test_it_moves_again_and_again(self, pool: PoolUp, tmp_path: Path) -> None:
         keeps_a_pattern(pool, "one", tmp_path / "end", "--swap")
@@ -209,9 +214,7 @@ class TestMoved:
             pool.ask("resume", "one")
             pool.wait_for("one", "Running")
         compares(pool, "one")
-        (tmp_path / "end").touch()
-        pool.wait_for("one", "Succeeded")
-        pool.leaves_nothing()
+        ends_well(pool, tmp_path / "end", "one")
 
     def test_the_next_pool_continues_what_a_killed_one_began(
         self, pool: PoolUp, tmp_path: Path
@@ -227,9 +230,7 @@ class TestMoved:
         pool.up()
         pool.wait_for("one", "Running")
         compares(pool, "one")
-        (tmp_path / "end").touch()
-        pool.wait_for("one", "Succeeded")
-        pool.leaves_nothing()
+        ends_well(pool, tmp_path / "end", "one")
 
     def test_the_arbiter_is_not_restarted_until_it_is_resumed(
         self, pool: PoolUp, tmp_path: Path
@@ -274,9 +275,7 @@ def test_a_stopped_program_is_not_suspended_and_runs_on(pool: PoolUp, tmp_path: 
     os.kill(process.pid, signal.SIGCONT)
     pool.wait_for("one", "Running")
     compares(pool, "one")
-    (tmp_path / "end").touch()
-    pool.wait_for("one", "Succeeded")
-    pool.leaves_nothing()
+    ends_well(pool, tmp_path / "end", "one")
 
 
 def test_a_program_that_cannot_move_its_memory_runs_on(pool: PoolUp) -> None:
@@ -335,9 +334,7 @@ def test_a_job_whose_copies_are_lost_starts_again(pool: PoolUp, tmp_path: Path) 
     wait_until(lambda: "could not be thawed" in str(pool.job("one")["events"]), 60)
     assert "its copy on the host is missing" in str(pool.job("one")["events"])
     compares(pool, "one")
-    (tmp_path / "end").touch()
-    pool.wait_for("one", "Succeeded")
-    pool.leaves_nothing()
+    ends_well(pool, tmp_path / "end", "one")
 
 
 def test_a_job_says_why_its_memory_does_not_come_back(pool: PoolUp, tmp_path: Path) -> None:
@@ -354,9 +351,7 @@ def test_a_job_says_why_its_memory_does_not_come_back(pool: PoolUp, tmp_path: Pa
     os.kill(process.pid, signal.SIGCONT)
     pool.wait_for("one", "Running")
     compares(pool, "one")
-    (tmp_path / "end").touch()
-    pool.wait_for("one", "Succeeded")
-    pool.leaves_nothing()
+    ends_well(pool, tmp_path / "end", "one")
 
 
 def test_an_admin_says_how_much_of_the_host_it_may_take(down_pool: PoolUp, tmp_path: Path) -> None:

@@ -57,9 +57,8 @@ struct aliquot_arena {
 	_Atomic uint64_t in_bytes;         /* copied back, in all */
 	_Atomic uint32_t extent_count;
 	_Atomic uint32_t connection_count;
-	_Atomic uint64_t beats; /* counts up while the mover makes progress */
-	_Atomic uint64_t
-		lacking_bytes; /* programs wait for it; other movers give back what no copy needs */
+	_Atomic uint64_t beats;         /* counts up while the mover makes progress */
+	_Atomic uint64_t lacking_bytes; /* that programs wait for: other movers give some back */
 	uint8_t reserved[4008];
 	struct aliquot_extent extents[ALIQUOT_EXTENTS];
 };

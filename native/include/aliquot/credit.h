@@ -115,12 +115,10 @@ struct aliquot_work_slice {
 		residence; /* the newest aliquot_slice_limits.residence that it has dealt with */
 	_Atomic uint32_t
 		move_failed; /* enum aliquot_move_failure: why its memory did not leave; 0: it did */
-	_Atomic uint32_t
-		wanted; /* the newest such word with ALIQUOT_ON_HOST at which a call of the program waits */
+	_Atomic uint32_t wanted; /* the newest such word with ALIQUOT_ON_HOST at which a call waits */
 	_Atomic uint64_t away_bytes;  /* of its memory, on the host now */
 	_Atomic uint64_t fixed_bytes; /* of its charged memory, cannot leave */
-	_Atomic uint64_t
-		calls; /* that use memory, and 1; written now and then if limits say `counts_calls` */
+	_Atomic uint64_t calls; /* that use memory, and 1; now and then, if limits say counts_calls */
 	uint32_t reserved[10];
 	struct aliquot_quantum quanta[ALIQUOT_QUANTA];
 	struct aliquot_mark marks[ALIQUOT_MARKS];

@@ -82,8 +82,7 @@ struct aliquot_slice_limits {
 	_Atomic uint32_t
 		residence; /* where that memory shall be: ALIQUOT_ON_HOST, and above it a count of
 	                               the changes. Programs sleep on this word (futex). */
-	_Atomic uint32_t
-		counts_calls; /* 1: programs write how often they use memory (credit.h: calls) */
+	_Atomic uint32_t counts_calls; /* 1: programs count their use of memory (credit.h: calls) */
 	uint32_t reserved[3];
 };
 

@@ -420,7 +420,7 @@ def _about(grant: Grant) -> Iterator[str]:
 
 
 def _idle_since(grant: Grant) -> str:
-    """How long and how often it was parked because it is idle; empty if somebody suspended it."""
+    """How long and how often it was parked because it is idle; empty if a user suspended it."""
     parking = grant.parking
     if parking is None or parking.for_seconds is None:
         return ""
