@@ -6,9 +6,9 @@
  * an order is all that the arbiter sends, and an order that a dying mover did not read starts the next.
  *
  * A mover ends with the parent that started it, and not with the arbiter. One that dies while there is
- * memory of the host, or memory is wanted, is started again at once. If ten died within ten seconds, or two
- * hung and copied nothing in between, its orders are dropped for ten seconds: programs that wait for it see
- * their connections closed, and those that ask for it are refused.
+ * memory of the host, or memory is wanted, is started again at once. If ten died within ten seconds, two hung
+ * and copied nothing in between, or none can be started, its orders are dropped for ten seconds: programs that
+ * wait for it see their connections closed, and those that ask for it are refused.
  *
  * A mover hangs if it does not count up `beats` in its arena, which it does twice a second unless one of its
  * threads makes no progress (mover/watch.h). Then it is killed. The parent counts its own looks, not the time.
