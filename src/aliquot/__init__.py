@@ -14,6 +14,7 @@ and its own. Each package imports only from packages below it (docs/architecture
 - `placement`: which GPUs a request or a gang gets and when, and how large elastic jobs are.
 - `pool`: one machine as a pool with a queue of jobs.
 - `simulate`: replay of traces through placement.
+- `containers`: what a container with a grant gets, as CDI devices.
 - `slices`: make, watch and resize slices on this machine.
 - `worker`: what a job's program may import.
 """

@@ -20,7 +20,7 @@ from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.manifests import pod
 from cluster.tenants import delete_pod, limits, restarts_of, run_pod
-from kubernetes.node.probe_images import parse_probe, probe_image
+from containers.probe_images import parse_probe, probe_image
 
 UNITS, CORE = 9, 5
 _IMAGE = "aliquot.test/churn:1"

@@ -23,7 +23,7 @@ from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.extender import Replica, install_crd, scheduler_config
 from cluster.manifests import pod
-from kubernetes.node.probe_images import parse_probe, probe_image
+from containers.probe_images import parse_probe, probe_image
 
 GPUS = 16
 PODS = 100

@@ -15,7 +15,7 @@ from cluster.agent import Agent
 from cluster.cluster import Cluster
 from cluster.images import Image
 from cluster.manifests import pod
-from kubernetes.node.probe_images import (
+from containers.probe_images import (
     USER,
     add_stranger,
     is_limited_to,

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from aliquot.containers.cdi import CdiSpecs
+from aliquot.containers.container_edits import BindMount, ContainerEdits, grant_edits
 from aliquot.devices import Inventory
 from aliquot.devices.device_location import DeviceLocation
 from aliquot.kubernetes.api.objects import NodeInfo
 from aliquot.kubernetes.node.grants.allocations import NodeAllocations
-from aliquot.kubernetes.node.grants.cdi import CdiSpecs
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
-from aliquot.kubernetes.node.grants.container_edits import BindMount, ContainerEdits, grant_edits
 from aliquot.kubernetes.node.grants.injection import (
     Injection,
     MovedGpuError,

@@ -8,8 +8,18 @@ import sys
 import structlog
 
 
+class _Forward(logging.Handler):
+    """Gives structlog what modules log that machines without a cluster use too."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger(record.name).log(record.levelno, record.getMessage())
+
+
 def set_up_log(level: int = logging.INFO) -> None:
     """Configure logging for this process."""
+    plain = logging.getLogger("aliquot")
+    plain.handlers, plain.propagate = [_Forward()], False
+    plain.setLevel(level)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -9,7 +9,6 @@
 - `health`: GPUs that turn unhealthy or recover: their allocations, and events about them.
 - `processes`: GPU use outside every grant, and images in which no driver can run.
 - `idle`: containers that have GPUs and use none of them.
-- `selinux`: labels of the folders that containers get parts of.
 - `tenant_files`: looking safely at the untrusted files of a container.
 - `publish`: the node's GPUNode object.
 - `metrics`: metrics, liveness and readiness over HTTP.

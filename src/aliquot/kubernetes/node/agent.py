@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from aliquot.containers.cdi import CdiSpecs
 from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError, connect
@@ -31,7 +32,6 @@ from aliquot.kubernetes.api.objects import NODES, PODS
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
-from aliquot.kubernetes.node.grants.cdi import CdiSpecs
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.injection import Injection
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants, Releaser

@@ -15,6 +15,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from aliquot.containers import selinux
+from aliquot.containers.container_edits import (
+    Host,
+    check_sources,
+    grant_edits,
+    prepare_edits,
+)
+from aliquot.containers.device_nodes import provide_gpu_nodes
 from aliquot.devices import (
     Inventory,
     check_version,
@@ -26,27 +34,19 @@ from aliquot.devices import (
 )
 from aliquot.devices.device_location import read_locations
 from aliquot.devices.installed import read_installed
-from aliquot.kubernetes.node import selinux
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
-from aliquot.kubernetes.node.grants.container_edits import (
-    Host,
-    check_sources,
-    grant_edits,
-    prepare_edits,
-)
-from aliquot.kubernetes.node.grants.device_nodes import provide_gpu_nodes
 from aliquot.model import Cdi, Unjoined
 from aliquot.model.errors import DriverError, NoGpuError
 from aliquot.model.strength import StrengthOverrides
 from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
+    from aliquot.containers.container_edits import ContainerEdits
     from aliquot.devices import Driver, Shape
     from aliquot.devices.device_location import DeviceLocation
     from aliquot.devices.installed import InstalledDriver
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.node.grants.checkpoint import CheckpointData
-    from aliquot.kubernetes.node.grants.container_edits import ContainerEdits
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
 
 ROOT = Path("/")

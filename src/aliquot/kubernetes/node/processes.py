@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.node.grants.container_edits import GRANT
+from aliquot.containers.container_edits import GRANT
 from aliquot.kubernetes.node.tenant_files import BoundedCalls, exists_below, is_musl
 from aliquot.model import format_bytes
 

@@ -17,7 +17,7 @@ from aliquot.model.errors import AliquotError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aliquot.kubernetes.node.grants.container_edits import ContainerEdits
+    from aliquot.containers.container_edits import ContainerEdits
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
     from aliquot.kubernetes.node.grants.injection import Injection
 

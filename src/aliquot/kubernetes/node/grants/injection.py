@@ -6,7 +6,10 @@ CRI-O from 1.28 on have CDI switched on, and kubelets pass the devices on from 1
 1.7 has it only if its configuration says so: `Cdi.ALWAYS`. Mounts work everywhere.
 
 The choice is made when a container is admitted, and is part of its grant: the kubelet tells the
-runtime the same whenever the container starts again. A CDI spec can be written anew by then. Device
+runtime the same whenever the container starts again, also after a reboot, which empties the folder
+of CDI specs. So there is a spec for every grant whose container was told of it, before the kubelet
+can start the container, and it goes with the grant. A container has two devices: aliquot.io/driver,
+which all get, and aliquot.io/grant=NAME, whose file is small. Device
 nodes that the kubelet was told stay, also if the driver has since given their numbers to other
 GPUs: such a container is refused.
 """
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from aliquot.containers.cdi import device_name
 from aliquot.model import Cdi
 from aliquot.model.errors import AliquotError
 
@@ -26,14 +30,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from aliquot.containers.cdi import CdiSpecs
+    from aliquot.containers.container_edits import ContainerEdits
     from aliquot.kubernetes.api.objects import NodeInfo
-    from aliquot.kubernetes.node.grants.cdi import CdiSpecs
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
-    from aliquot.kubernetes.node.grants.container_edits import ContainerEdits
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
 
 OLDEST_KUBELET = (1, 29)
 OLDEST_RUNTIMES = {"containerd": (2, 0), "cri-o": (1, 28)}
+
+_DRIVER, _GRANT = "driver", "grant"  # kinds of CDI devices
+_ALL = "all"  # the one driver device
 
 _RUNTIME = re.compile(r"([a-z-]+)://v?(\d+)\.(\d+)")
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
@@ -112,7 +119,7 @@ class Injection:
         if not grant.cdi:
             return ()
         self._write_specs(grant)
-        return self._specs.devices(grant.name)
+        return device_name(_DRIVER, _ALL), device_name(_GRANT, grant.name)
 
     def edits(self, grant: ContainerGrant) -> ContainerEdits:
         """Everything that the grant's container gets."""
@@ -141,7 +148,7 @@ class Injection:
         try:
             with saved.changing() as allocations:
                 for grant in allocations.saved():
-                    if not grant.cdi and self._specs.has(grant.name):
+                    if not grant.cdi and self._specs.has(_GRANT, grant.name):
                         allocations.change(msgspec.structs.replace(grant, cdi=True))
         except OSError as error:  # the specs stay as they are
             _log.error("the checkpoint cannot be written", why=str(error))
@@ -155,7 +162,7 @@ class Injection:
     def keep_only(self, grants: Iterable[ContainerGrant]) -> None:
         """Remove the specs of all other grants."""
         try:
-            self._specs.keep_only({grant.name for grant in grants})
+            self._specs.keep_only(_GRANT, {grant.name for grant in grants})
         except OSError as error:
             _log.error("CDI specs cannot be removed", why=str(error))
 
@@ -176,11 +183,11 @@ class Injection:
         would get what an old spec says.
         """
         try:
-            self._specs.write_driver(self._common())
-            self._specs.write_grant(grant.name, self._own(grant, self._folder(grant)))
+            self._specs.write(_DRIVER, _ALL, self._common())
+            self._specs.write(_GRANT, grant.name, self._own(grant, self._folder(grant)))
         except AliquotError:
             try:
-                self._specs.remove(grant.name)
+                self._specs.remove(_GRANT, grant.name)
             except OSError as error:
                 _log.error("an old CDI spec stays", grant=grant.name, why=str(error))
             raise

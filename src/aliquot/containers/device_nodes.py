@@ -9,14 +9,13 @@ module, which `nvidia-modprobe` obeys too.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
-
-import structlog
 
 from aliquot.model.errors import DriverError
 
@@ -31,7 +30,7 @@ _MORE = {"nvidia-uvm-tools": (_UVM, 1), "nvidia-modeset": (("nvidia-modeset",), 
 _PARAM = re.compile(r"^(\w+): (\d+)$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +117,9 @@ def _provide(
         new.chmod(rules.mode)
         new.rename(path)
     except OSError as error:
-        _log.warning("cannot make a device node", path=str(path), why=error.strerror)
+        _log.warning("cannot make the device node %s: %s", path, error.strerror)
     else:
-        _log.info("made a device node", path=str(path), major=major, minor=minor)
+        _log.info("made the device node %s (%d, %d)", path, major, minor)
 
 
 def _majors(proc: Path) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """What a container gets, so that all its programs use the stand-ins and its own grant.
 
-`prepare_edits` gives what all containers of a node get, for one driver; the agent prepares it once.
+`prepare_edits` gives what all containers of a machine get, for one driver.
 `grant_edits` gives what a grant and its GPUs add to that: mounts, device nodes and variables. The
 word is CDI's: container edits.
 
@@ -28,16 +28,16 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from aliquot.devices import CUDA, NVML
-from aliquot.devices.linker import resolve_below
-from aliquot.kubernetes.node.grants.device_nodes import provide_control_nodes
-from aliquot.kubernetes.node.grants.driver_files import (
+from aliquot.containers.device_nodes import provide_control_nodes
+from aliquot.containers.driver_files import (
     StableLinks,
     driver_libraries,
     driver_programs,
     missing_source,
     on_node,
 )
+from aliquot.devices import CUDA, NVML
+from aliquot.devices.linker import resolve_below
 from aliquot.model.errors import DriverError
 from aliquot.slices.library import prepare_library, prepared_driver
 
@@ -90,12 +90,25 @@ class BindMount:
 
 
 @dataclass(frozen=True, slots=True)
+class Hook:
+    """A program of the node that the runtime runs at a step of a container's start.
+
+    `name` is the step, as OCI calls it. The first of `arguments` is the program's own name.
+    """
+
+    name: str
+    path: Path
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerEdits:
     """What one container gets. `devices` have the same path on the node, to read and write."""
 
     mounts: tuple[BindMount, ...]
     devices: tuple[PurePosixPath, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    hooks: tuple[Hook, ...] = ()
 
     def __add__(self, other: ContainerEdits) -> ContainerEdits:
         """Both together."""
@@ -103,6 +116,7 @@ class ContainerEdits:
             mounts=self.mounts + other.mounts,
             devices=self.devices + other.devices,
             environment={**self.environment, **other.environment},
+            hooks=self.hooks + other.hooks,
         )
 
 

@@ -6,6 +6,13 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from aliquot.containers.container_edits import (
+    BindMount,
+    Host,
+    check_sources,
+    grant_edits,
+    prepare_edits,
+)
 from aliquot.devices import (
     CUDA,
     NVML,
@@ -17,13 +24,6 @@ from aliquot.devices import (
     with_compat,
 )
 from aliquot.devices.linker import resolve_below
-from aliquot.kubernetes.node.grants.container_edits import (
-    BindMount,
-    Host,
-    check_sources,
-    grant_edits,
-    prepare_edits,
-)
 from aliquot.model.errors import DriverError, NoGpuError
 from slices.stand_ins import build_driver
 

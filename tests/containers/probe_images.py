@@ -17,7 +17,7 @@ USER = 1000
 MULTIARCH = f"/usr/lib/{os.uname().machine}-linux-gnu"
 
 _HERE = Path(__file__).parent
-_SIM = _HERE.parents[2] / "native" / "sim" / "machine"
+_SIM = _HERE.parents[1] / "native" / "sim" / "machine"
 _SIMULATION = ("machine", "open", "lock", "shape", "schedule", "share")
 
 

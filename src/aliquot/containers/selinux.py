@@ -7,12 +7,11 @@ agent itself runs as `spc_t` (the chart says so), which may do that.
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 LABEL = b"system_u:object_r:container_file_t:s0\0"
 ATTRIBUTE = "security.selinux"
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def is_on(filesystems: Path = Path("/proc/filesystems")) -> bool:
@@ -37,7 +36,7 @@ def label_for_containers(folders: Iterable[Path]) -> None:
         try:
             _label(folder)
         except OSError as error:
-            _log.warning("cannot set the SELinux label", folder=str(folder), why=error.strerror)
+            _log.warning("cannot set the SELinux label of %s: %s", folder, error.strerror)
             continue
         for place, inner, files in os.walk(folder):
             for name in (*inner, *files):

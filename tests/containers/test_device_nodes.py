@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.kubernetes.node.grants.device_nodes import provide_control_nodes, provide_gpu_nodes
+from aliquot.containers.device_nodes import provide_control_nodes, provide_gpu_nodes
 from aliquot.model.errors import DriverError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: device nodes")

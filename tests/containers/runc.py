@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aliquot.kubernetes.node.grants.container_edits import BindMount, ContainerEdits
+from aliquot.containers.container_edits import BindMount, ContainerEdits
 from cluster.images import Image
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.kubernetes.node import selinux
+from aliquot.containers import selinux
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ import pytest
 
 import support
 from aliquot import devices
-from aliquot.devices import CUDA, NVML, parse_shape, simulated_driver
-from aliquot.kubernetes.node.grants.container_edits import (
+from aliquot.containers.container_edits import (
     ContainerEdits,
     grant_edits,
     prepare_edits,
 )
+from aliquot.devices import CUDA, NVML, parse_shape, simulated_driver
 from aliquot.kubernetes.node.tenant_files import is_musl
 from aliquot.model import Grant, Life, Slice
 from aliquot.slices import control
-from kubernetes.node.probe_images import (
+from containers.probe_images import (
     MULTIARCH,
     USER,
     add_stranger,
@@ -31,7 +31,7 @@ from kubernetes.node.probe_images import (
     parse_probe,
     probe_image,
 )
-from kubernetes.node.runc import Container, Root, Runtime, unpack
+from containers.runc import Container, Root, Runtime, unpack
 from standin.machine import Machine
 from standin.test_loading import build as build_loads
 from support import GIB, MIB, wait_until

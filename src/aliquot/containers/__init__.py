@@ -1,0 +1,10 @@
+"""What a container needs so that its programs run in a grant, whoever starts the container.
+
+The node agent of Kubernetes and `aliquot slice` use it. A runtime gets it as a CDI device.
+
+- `container_edits`: the mounts, device nodes, variables and hooks of a container with a grant.
+- `driver_files`: the driver's files that containers get, by names that outlive its update.
+- `device_nodes`: the driver's device nodes, made where they are missing.
+- `selinux`: labels of the folders that containers get parts of.
+- `cdi`: the CDI specs, by which a container runtime knows all this by a name.
+"""
