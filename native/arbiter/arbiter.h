@@ -20,6 +20,16 @@
 #include "supervision.h"
 #include "users.h"
 
+#define WANTS_MOST 16u
+
+/* Room on a GPU that somebody waits for (wants.h). */
+struct want {
+	const struct gpu *gpu;
+	uint64_t bytes;
+	uint32_t percent;
+	uint64_t until;
+};
+
 struct arbiter {
 	struct loop loop;
 	struct state *state;
@@ -45,6 +55,8 @@ struct arbiter {
 	struct timer cleanup, measure, parking;
 	bool
 		returns; /* parking.h's: a parked grant returns now; others that wait for that do not count */
+
+	struct want wants[WANTS_MOST];
 
 	struct connection *connections;
 	unsigned control_count, tenant_count; /* of the connections */

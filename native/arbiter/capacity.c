@@ -49,6 +49,20 @@ uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu)
 	return sum;
 }
 
+void capacity_free(struct arbiter *arbiter, const struct gpu *gpu, const struct grant *except,
+                   uint64_t *bytes, uint32_t *percent)
+{
+	uint64_t granted = capacity_granted_bytes(arbiter, gpu);
+	uint32_t used = 0;
+	if (except)
+		granted -= bytes_on(except, gpu);
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (grant != except)
+			used += share_of(slice_on(grant, gpu));
+	*bytes = granted < gpu->memory_bytes ? gpu->memory_bytes - granted : 0;
+	*percent = used < 100 ? 100 - used : 0;
+}
+
 bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *failure)
 {
 	if (bytes <= gpu->memory_bytes)
@@ -60,17 +74,16 @@ bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *f
 bool capacity_check_memory(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
                            const struct grant *except, struct failure *failure)
 {
-	uint64_t granted = capacity_granted_bytes(arbiter, gpu);
-	if (except)
-		granted -= bytes_on(except, gpu);
-	uint64_t free = granted < gpu->memory_bytes ? gpu->memory_bytes - granted : 0;
+	uint64_t free;
+	uint32_t percent;
+	capacity_free(arbiter, gpu, except, &free, &percent);
 	if (bytes <= free)
 		return true;
 	return failure_set(
 		failure, "no-capacity",
 		"GPU %u (%s) has %llu MiB free of %llu MiB (%llu MiB granted): %llu MiB requested",
-		gpu->index, gpu->uuid_text, mib_of(free), mib_of(gpu->memory_bytes), mib_for(granted),
-		mib_for(bytes));
+		gpu->index, gpu->uuid_text, mib_of(free), mib_of(gpu->memory_bytes),
+		mib_for(gpu->memory_bytes - free), mib_for(bytes));
 }
 
 /* Writes ", NAME has N %" for each grant with a share that the user may see, as many as fit; then what
@@ -99,13 +112,11 @@ bool capacity_check_compute(struct arbiter *arbiter, const struct gpu *gpu,
                             const struct control_slice *asked, uint32_t owner_uid,
                             const struct grant *except, struct failure *failure)
 {
-	uint32_t used = 0;
+	uint64_t bytes;
+	uint32_t free;
 	if (asked->priority == ALIQUOT_BACKGROUND)
 		return true;
-	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
-		if (grant != except)
-			used += share_of(slice_on(grant, gpu));
-	uint32_t free = used < 100 ? 100 - used : 0;
+	capacity_free(arbiter, gpu, except, &bytes, &free);
 	if (asked->compute_percent <= free)
 		return true;
 	char holders[256];

@@ -17,6 +17,10 @@
  * Also what its mover takes. */
 uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu);
 
+/* What a new slice can have of that GPU. */
+void capacity_free(struct arbiter *arbiter, const struct gpu *gpu, const struct grant *except,
+                   uint64_t *bytes, uint32_t *percent);
+
 /* Whether the slice fits the GPU if no other slice is on it. */
 bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *failure);
 

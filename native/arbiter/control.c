@@ -13,6 +13,7 @@
 #include "resize.h"
 #include "status.h"
 #include "unjoined.h"
+#include "wants.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -260,6 +261,22 @@ static bool answer_end(struct connection *connection, const struct control_reque
 	return true;
 }
 
+/* Who could be made a grant may say that one does not fit. */
+static bool answer_want(struct connection *connection, const struct control_request *request,
+                        struct failure *failure)
+{
+	struct arbiter *arbiter = connection->arbiter;
+	if (arbiter->pool_admits && !is_privileged(connection))
+		return failure_set(failure, "pool-admits", "the pool makes the grants of this machine");
+	if (!wants_add(arbiter, request, failure))
+		return false;
+	parking_update(arbiter);
+	json_open(&connection->reply, NULL, '{');
+	json_bool(&connection->reply, "wanted", true);
+	json_close(&connection->reply, '}');
+	return true;
+}
+
 /* Reads the file of user limits again. */
 static bool answer_read_users(struct connection *connection, struct failure *failure)
 {
@@ -370,6 +387,8 @@ static bool answer(struct connection *connection, size_t length, struct failure 
 		return answer_set_cgroup(connection, &request, failure);
 	case CONTROL_END:
 		return answer_end(connection, &request, failure);
+	case CONTROL_WANT:
+		return answer_want(connection, &request, failure);
 	case CONTROL_STOP:
 		return answer_stop(connection, false, failure);
 	case CONTROL_REPLACE:

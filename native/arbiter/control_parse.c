@@ -131,7 +131,7 @@ static const char *parse_slice(struct text text, enum control_kind kind,
 		if (wrong)
 			return wrong;
 	}
-	if (kind == CONTROL_MAKE && !(slice->given & CONTROL_MEMORY))
+	if (kind != CONTROL_RESIZE && !(slice->given & CONTROL_MEMORY))
 		return "a slice needs memory=BYTES";
 	if (!slice->given)
 		return "a slice needs at least one setting to change";
@@ -238,6 +238,14 @@ static const char *parse_park_after(struct text text, struct control_request *ou
 	return valid ? NULL : "park-after must be a number of milliseconds, at most 10 years";
 }
 
+static const char *parse_park_if(struct text text, struct control_request *out)
+{
+	if (out->park_if_wanted)
+		return "a setting is given twice";
+	out->park_if_wanted = equals(text, "wanted");
+	return out->park_if_wanted ? NULL : "park-if must be wanted or left out";
+}
+
 /* Parses NAME,NAME,... of different names. */
 static const char *parse_apart(struct text text, struct neighbours *out)
 {
@@ -298,26 +306,29 @@ static const char *parse_cgroup(struct text text, struct control_request *out)
 
 static bool takes_slices(const struct control_request *request)
 {
-	return request->kind == CONTROL_MAKE || request->kind == CONTROL_RESIZE;
+	return request->kind == CONTROL_MAKE || request->kind == CONTROL_RESIZE ||
+	       request->kind == CONTROL_WANT;
 }
 
 /* The settings of each request about a grant, for error messages. */
 static const char *const settings_of[] = {
-	[CONTROL_MAKE] =
-		"make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
-		"alone=1, swap=1, park-after=MILLISECONDS, owner=UID, pid=PID, started=TICKS and slice=...",
+	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
+					 "alone=1, swap=1, park-after=MILLISECONDS, park-if=wanted, owner=UID, "
+					 "pid=PID, started=TICKS and "
+					 "slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_MOVE] = "move takes name=NAME and to=host or gpu",
 	[CONTROL_SET_CGROUP] = "set-cgroup takes name=NAME and path=PATH",
 	[CONTROL_END] = "end takes name=NAME",
+	[CONTROL_WANT] = "want takes slice=...",
 };
 
 static const char *parse_grant_setting(struct text value, struct control_request *out)
 {
 	bool has_value;
 	struct text key = cut(&value, '=', &has_value);
-	if (has_value && equals(key, "name"))
+	if (has_value && out->kind != CONTROL_WANT && equals(key, "name"))
 		return parse_grant_name(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "together"))
 		return parse_name(value, out->together);
@@ -341,6 +352,8 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_switch(value, &out->swap);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "park-after"))
 		return parse_park_after(value, out);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "park-if"))
+		return parse_park_if(value, out);
 	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "gradual"))
 		return parse_switch(value, &out->gradual);
 	if (has_value && out->kind == CONTROL_SET_STATE && equals(key, "to"))
@@ -360,16 +373,18 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		if (wrong)
 			return wrong;
 	}
-	if (!*out->name)
+	if (!*out->name && out->kind != CONTROL_WANT)
 		return "a request about a grant needs name=NAME";
 	if (!out->slice_count && takes_slices(out))
-		return "make and resize need at least one slice=...";
+		return "make, resize and want need at least one slice=...";
 	if (!has_valid_owner(out))
 		return "make with owner=UID needs either kept=1, or pid=PID and started=TICKS";
 	if (out->swap && out->slice_count > 1)
 		return "a grant with swap=1 has one slice";
 	if (out->park_after_ms && !out->swap)
 		return "park-after needs swap=1";
+	if (out->park_if_wanted && !out->park_after_ms)
+		return "park-if needs park-after=MILLISECONDS";
 	bool lacks = (out->kind == CONTROL_SET_STATE && !out->has_state) ||
 	             (out->kind == CONTROL_MOVE && !out->has_place) ||
 	             (out->kind == CONTROL_SET_CGROUP && !*out->cgroup);
@@ -391,6 +406,6 @@ int control_parse(const char *line, size_t len, struct control_request *out, con
 	else if (!known || more)
 		*error =
 			"a request is status, stop, replace, may-end, limits, read-users, or make, resize, "
-			"set-state, move, set-cgroup or end with name=NAME";
+			"set-state, move, set-cgroup or end with name=NAME, or want";
 	return *error ? -1 : 0;
 }

@@ -7,13 +7,14 @@
  *   limits
  *   read-users
  *   make name=NAME [kept=1] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
- *        [swap=1 [park-after=MILLISECONDS]] [owner=UID [pid=PID started=TICKS]]
+ *        [swap=1 [park-after=MILLISECONDS [park-if=wanted]]] [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
  *   move name=NAME to=host|gpu
  *   set-cgroup name=NAME path=PATH
  *   end name=NAME
+ *   want slice=UUID,memory=BYTES[,compute=PERCENT][,...] ...
  *
  * stop ends an arbiter without grants. replace ends it and leaves its grants and programs to the next one. Both
  * are refused while programs' memory is on the host (held_memory.h). may-end is refused then, too, and ends
@@ -27,7 +28,8 @@
  *
  * With swap=1, for a grant with one slice, programs' memory can leave the GPU (residence.h). move says where
  * it shall be and is answered at once; status says how far each process is. With park-after it leaves by itself
- * when the grant has been idle for so long (parking.h).
+ * when the grant has been idle for so long (parking.h), with park-if=wanted only if somebody wants its room. want
+ * says that somebody waits for such slices (wants.h).
  *
  * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
  * space separates two words, each key appears at most once, and numbers are decimal digits only. The
@@ -58,6 +60,7 @@ enum control_kind {
 	CONTROL_MOVE,
 	CONTROL_SET_CGROUP,
 	CONTROL_END,
+	CONTROL_WANT, /* about slices of no grant */
 };
 
 /* The settings that a slice names, one bit each. */
@@ -91,6 +94,7 @@ struct control_request {
 	bool gradual;                     /* resize: lower memory only as far as its use allows */
 	bool swap;                        /* make: its memory can leave the GPU */
 	uint64_t park_after_ms;           /* make: when it is idle for so long; 0: it stays */
+	bool park_if_wanted;              /* make: only if somebody wants its room */
 	bool has_state;
 	enum aliquot_grant_state grant_state; /* set-state: the new state */
 	bool has_place;

@@ -66,6 +66,7 @@ static const char *const requests[] = {
 	[CONTROL_MOVE] = "move",
 	[CONTROL_SET_CGROUP] = "set-cgroup",
 	[CONTROL_END] = "end",
+	[CONTROL_WANT] = "want",
 };
 
 const struct enum_names enum_names_policy = NAMES(policies);

@@ -49,7 +49,8 @@ struct parked {
 	uint64_t after_ms; /* 0: never */
 	uint64_t step;     /* enum parking_step */
 	uint64_t times, parked_ns;
-	uint64_t since_ns; /* CLOCK_MONOTONIC: of the present parking */
+	uint64_t since_ns;  /* CLOCK_MONOTONIC: of the present parking */
+	uint64_t if_wanted; /* 1: only when somebody wants its memory */
 };
 
 /* What this arbiter knows of it. */
@@ -60,6 +61,7 @@ struct parking {
 	uint64_t settled_at;       /* when its last process was seen to have left; 0: not yet */
 	uint64_t wanted_at;        /* since when a program waits for it; 0: none does */
 	uint64_t not_before;       /* it is not parked again before that */
+	uint64_t due_since;        /* since when it may be parked; 0: it may not */
 	bool joins;                /* a program wants to join it */
 	char why[256];             /* why it was not parked or does not return; may be empty */
 };

@@ -30,6 +30,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	limits->size = sizeof(*limits);
 	memcpy(limits->name, request->name, sizeof(limits->name));
 	grant->record->parked.after_ms = request->park_after_ms;
+	grant->record->parked.if_wanted = request->park_if_wanted;
 	memcpy(grant->record->together, request->together, sizeof(grant->record->together));
 	grant->record->neighbours = request->neighbours;
 	limits->slice_count = grant->slice_count;

@@ -4,6 +4,7 @@
 #include "grant_state.h"
 #include "log.h"
 #include "residence.h"
+#include "wants.h"
 
 #include <string.h>
 
@@ -147,11 +148,48 @@ static bool is_due(struct grant *grant, uint64_t now)
 	    residence_is_away(grant) || grant_state(grant) != ALIQUOT_GRANT_ACTIVE ||
 	    grant_life(grant) == ALIQUOT_ENDED)
 		return false;
-	if (!grant->process_count || find_unsettled(grant) || has_stopped(grant) ||
-	    !is_idle(grant, after))
+	return grant->process_count && !find_unsettled(grant) && !has_stopped(grant) &&
+	       is_idle(grant, after);
+}
+
+static void look_due(struct grant *grant, uint64_t now)
+{
+	uint64_t *since = &grant->parking.due_since;
+	bool due = step_of(grant) == PARKING_NONE && is_due(grant, now);
+	*since = !due ? 0 : *since ? *since : now;
+}
+
+/* Whether another idle grant gives up its memory first: the one that has been due for longest. */
+static bool is_after_another(const struct grant *grant)
+{
+	for (const struct grant *other = grant->arbiter->grants; other; other = other->next)
+		if (other->gpus[0] == grant->gpus[0] && other->parking.due_since &&
+		    other->parking.due_since < grant->parking.due_since)
+			return true;
+	return false;
+}
+
+static bool is_first(const struct grant *grant);
+
+/* Whether somebody wants its room: one that returns, or a request. */
+static bool is_wanted(const struct grant *grant)
+{
+	struct arbiter *arbiter = grant->arbiter;
+	if (is_after_another(grant))
+		return false;
+	for (const struct grant *other = arbiter->grants; other; other = other->next)
+		if (step_of(other) == PARKING_AWAY && other->parking.wanted_at &&
+		    other->gpus[0] == grant->gpus[0] && is_first(other) && wants_room_for(other))
+			return true;
+	return wants_room_on(arbiter, grant->gpus[0]);
+}
+
+static bool shall_leave(struct grant *grant, uint64_t now)
+{
+	if (!grant->parking.due_since || (record_of(grant)->if_wanted && !is_wanted(grant)))
 		return false;
 	credit_look(&grant->arbiter->credit); /* it may have work since the last look */
-	return is_idle(grant, after);
+	return is_due(grant, now);
 }
 
 static void move(struct grant *grant, bool on_host)
@@ -166,6 +204,7 @@ static void begin(struct grant *grant)
 	log_event("grant %s is idle: its memory leaves the GPU", grant->name);
 	say_why(grant, "%s", "");
 	set_step(grant, PARKING_LEAVING);
+	grant->parking.due_since = 0;
 	move(grant, true);
 }
 
@@ -302,7 +341,7 @@ static void look_returning(struct grant *grant, uint64_t now)
 
 static void take_step(struct grant *grant, uint64_t now)
 {
-	if (step_of(grant) == PARKING_NONE && is_due(grant, now))
+	if (step_of(grant) == PARKING_NONE && shall_leave(grant, now))
 		begin(grant);
 	else if (step_of(grant) == PARKING_LEAVING)
 		look_leaving(grant, now);
@@ -318,6 +357,9 @@ void parking_update(struct arbiter *arbiter)
 {
 	uint64_t now = loop_now();
 	bool moves = false;
+	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (grant->record && record_of(grant)->after_ms && grant_check(grant))
+			look_due(grant, now);
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
 		if (!grant->record || !record_of(grant)->after_ms || !grant_check(grant))
 			continue;
@@ -368,6 +410,8 @@ void parking_write(const struct grant *grant, bool visible, struct json *out)
 		json_number(out, "park_after_ms", record->after_ms);
 	else
 		json_string(out, "park_after_ms", NULL);
+	json_bool(out, "park_if_wanted", record->if_wanted != 0);
+	json_bool(out, "park_due", grant->parking.due_since != 0);
 	json_string(out, "parking", step_names[step_of(grant)]);
 	json_number(out, "parked_times", record->times);
 	json_number(out, "parked_ns", record->parked_ns + now_ns);

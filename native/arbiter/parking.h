@@ -1,7 +1,7 @@
 /* Parking: the memory of an idle grant leaves its GPU by itself, and comes back when a program needs it.
  *
- * A grant that was made with park-after=MILLISECONDS and has had no GPU work for so long is parked; its
- * programs keep running. All decisions about it are here:
+ * A grant that was made with park-after=MILLISECONDS and has had no GPU work for so long is parked, with
+ * park-if=wanted as soon as somebody wants its room (wants.h); its programs keep running. All decisions about it are here:
  *
  *     NONE       it is used as any other
  *     LEAVING    active; its memory shall be on the host. If a program needs it meanwhile, or some of it does
@@ -42,6 +42,8 @@ bool parking_moves(const struct grant *grant);
 /* Writes members of the object that is open:
  *
  *   park_after_ms      after so long without GPU work; null: never
+ *   park_if_wanted     only if somebody wants its room
+ *   park_due           it has had no GPU work for so long, and may be parked
  *   parking            none, leaving, away or returning
  *   parked_times       how often it was parked, parked_ns for how long in all, also now
  *   parked_for_ns      for how long it is parked now; null: it is not

@@ -22,6 +22,11 @@ static uint32_t wanted(const struct grant *grant)
 	return grant->limits ? atomic_load(&grant->limits->slices[0].residence) : 0;
 }
 
+static uint64_t at_most(uint64_t value, uint64_t most)
+{
+	return value < most ? value : most;
+}
+
 bool residence_is_swappable(const struct grant *grant)
 {
 	return grant->limits && atomic_load(&grant->limits->slices[0].swap);
@@ -30,6 +35,18 @@ bool residence_is_swappable(const struct grant *grant)
 bool residence_is_away(const struct grant *grant)
 {
 	return residence_is_swappable(grant) && wanted(grant) & ALIQUOT_ON_HOST;
+}
+
+uint64_t residence_fixed_bytes(const struct grant *grant)
+{
+	uint64_t sum = 0;
+	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+		const struct process *process = grant->processes[slot];
+		const struct aliquot_work_slice *work = process ? process->pages.work : NULL;
+		uint64_t charged = grant->usage ? ledger_held(&grant->usage->slices[0], slot) : 0;
+		sum += at_most(work ? atomic_load(&work->fixed_bytes) : 0, charged);
+	}
+	return sum;
 }
 
 uint64_t residence_staying_bytes(const struct grant *grant)
@@ -118,11 +135,6 @@ bool residence_is_settled(const struct process *process)
 {
 	const struct aliquot_work_slice *work = process->pages.work;
 	return work && atomic_load(&work->residence) == wanted(process->grant);
-}
-
-static uint64_t at_most(uint64_t value, uint64_t most)
-{
-	return value < most ? value : most;
 }
 
 void residence_write_process(const struct process *process, struct json *out)

@@ -30,6 +30,9 @@ bool residence_is_settled(const struct process *process);
 /* Whether the memory shall be on the host: then NVML reports less than the ledger. */
 bool residence_is_away(const struct grant *grant);
 
+/* What its programs say that they cannot move: an estimate of what stays. */
+uint64_t residence_fixed_bytes(const struct grant *grant);
+
 /* What the grant has of its GPU while it is parked. */
 uint64_t residence_staying_bytes(const struct grant *grant);
 /* Whether a new snapshot is needed before that grant can be parked: it is swappable and has processes. */

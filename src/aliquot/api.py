@@ -33,6 +33,7 @@ from aliquot.model.job import (
     parse_sizes,
 )
 from aliquot.model.neighbours import Neighbours
+from aliquot.model.parking_rule import ParkingRule, parse_parking_rule
 from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import parse_strength
 from aliquot.model.units import EQUAL
@@ -483,8 +484,13 @@ def read_request(  # noqa: PLR0913 - one for each setting
         which=GpuSelection(_names(model), _names(gpu), _names(not_gpu)),
         neighbours=Neighbours(label, with_, _names(apart_from), alone),
         swap=swap,
-        park_after=parse_duration(park_after) if isinstance(park_after, str) else park_after,
+        park_after=None if park_after is None else _parking_rule(park_after),
     )
+
+
+def _parking_rule(given: str | float) -> ParkingRule:
+    """`10m`, `10m,always`, or a number of seconds."""
+    return parse_parking_rule(given) if isinstance(given, str) else ParkingRule(given)
 
 
 def _names(given: Names) -> tuple[str, ...]:

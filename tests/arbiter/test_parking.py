@@ -18,7 +18,14 @@ LINE = MAKE.replace("swap=1", "swap=1 park-after=300")
 
 
 @pytest.mark.parametrize(
-    "words", ["park-after=1000", "swap=1 park-after=0", "swap=1 park-after=1s"]
+    "words",
+    [
+        "park-after=1000",
+        "swap=1 park-after=0",
+        "swap=1 park-after=1s",
+        "swap=1 park-if=wanted",
+        "swap=1 park-after=1000 park-if=asked",
+    ],
 )
 def test_parking_needs_swap_and_a_time(arbiter: Arbiter, words: str) -> None:
     request = MAKE.replace("swap=1", words)

@@ -14,8 +14,10 @@ from aliquot.model import Amount, Grant, GrantState, Parking, ParkingStep, Reque
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job
 from aliquot.model.owner import Owner
+from aliquot.model.parking_rule import ParkingRule, parse_parking_rule
 from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
+from aliquot.pool.wanted import wanted_slices
 from aliquot.slices import control
 from support import GIB, make_grant, make_shared, wait_until
 
@@ -30,13 +32,28 @@ EIGHT = Amount(bytes=8 * GIB)
 
 class TestRequest:
     def test_a_job_keeps_it(self) -> None:
-        job = Job(3, "a", ("true",), Request(memory=EIGHT, swap=True, park_after=600.0))
+        rule = ParkingRule(600.0, always=True)
+        job = Job(3, "a", ("true",), Request(memory=EIGHT, swap=True, park_after=rule))
         one = Submission(Owner(1000, 1000, "alice"), job, "/bin/true", "/")
         assert decode_submission(json.loads(json.dumps(encode_submission(one))), one.owner) == one
         forged = encode_submission(one)
-        forged["request"]["park_after"] = "soon"
-        with pytest.raises(InvalidValueError):
-            decode_submission(forged, one.owner)
+        for wrong in ("soon", 600.0, {"seconds": 0.1}, {"seconds": 60, "always": "yes"}):
+            forged["request"]["park_after"] = wrong
+            with pytest.raises(InvalidValueError):
+                decode_submission(forged, one.owner)
+
+    @pytest.mark.parametrize(
+        ("text", "rule"),
+        [("10m", ParkingRule(600.0)), ("1h30m, Always", ParkingRule(5400.0, always=True))],
+    )
+    def test_it_is_written_as_a_time(self, text: str, rule: ParkingRule) -> None:
+        assert parse_parking_rule(text) == rule
+        assert parse_parking_rule(str(rule)) == rule
+
+    @pytest.mark.parametrize("text", ["", "always", "10m,never", "10m,", "10m,always,always"])
+    def test_other_words_are_refused(self, text: str) -> None:
+        with pytest.raises(InvalidValueError, match=r"duration|idle program is parked"):
+            parse_parking_rule(text)
 
     def test_an_earlier_pool_is_not_told_of_it(self) -> None:
         job = Job(3, "a", ("true",), Request(memory=EIGHT, swap=True))
@@ -45,12 +62,12 @@ class TestRequest:
 
     def test_it_needs_memory_that_can_leave(self) -> None:
         with pytest.raises(InvalidValueError, match="--park-after needs --swap"):
-            Request(memory=EIGHT, park_after=600.0)
+            Request(memory=EIGHT, park_after=ParkingRule(600.0))
 
     @pytest.mark.parametrize("seconds", [0.0, 0.5, -1.0, float("nan"), float("inf")])
     def test_it_is_a_second_or_more(self, seconds: float) -> None:
         with pytest.raises(InvalidValueError, match="--park-after cannot be"):
-            Request(memory=EIGHT, swap=True, park_after=seconds)
+            ParkingRule(seconds)
 
 
 class TestPlan:
@@ -81,14 +98,38 @@ class TestPlan:
         assert self.plan(self.idle(waits=True)).holds(Request(memory=Amount(bytes=10 * GIB)), 1)
 
 
+class TestWanted:
+    """Idle grants of which a request gets the room."""
+
+    def plan(self, *sizes: int, due: bool = True) -> MachinePlan:
+        parking = Parking(600.0, if_wanted=True, is_due=due)
+        grants = tuple(
+            replace(make_grant(f"g{at}", gpu0=size * GIB), parking=parking)
+            for at, size in enumerate(sizes)
+        )
+        return MachinePlan((make_shared(0, memory=80 * GIB, granted=sum(sizes) * GIB),), grants)
+
+    def test_a_request_that_fits_when_they_are_parked_is_told(self) -> None:
+        plan = self.plan(30, 30)
+        (found,) = wanted_slices(plan, Request(memory=Amount(bytes=20 * GIB)), 2)
+        assert (found.gpu_uuid, found.memory_bytes) == (plan.gpus[0].gpu.uuid, 40 * GIB)
+
+    def test_nobody_is_parked_for_one_that_does_not_fit_then_either(self) -> None:
+        assert not wanted_slices(self.plan(30, 30), Request(memory=Amount(bytes=90 * GIB)))
+
+    def test_nobody_is_parked_who_has_work(self) -> None:
+        plan = self.plan(60, due=False)
+        assert not wanted_slices(plan, Request(memory=Amount(bytes=40 * GIB)))
+
+
 class Idle:
     """A job that has most of GPU 0 and looks at its memory when it is asked to."""
 
-    def __init__(self, pool: PoolUp, name: str, folder: Path, *options: str) -> None:
+    def __init__(self, pool: PoolUp, name: str, folder: Path, after: str = "1s,always") -> None:
         self.pool, self.name, self.asked = pool, name, folder / name
         command = (sys.executable, str(LOOKS), str(100 << 20), str(self.asked))
-        size = ("--gpu", "0", "--memory", "60GiB", "--swap", "--park-after", "1s")
-        pool.submit("--name", name, *size, *options, "--", *command)
+        size = ("--gpu", "0", "--memory", "60GiB", "--swap", "--park-after", after)
+        pool.submit("--name", name, *size, "--", *command)
 
     def starts(self) -> None:
         wait_until(lambda: "ready" in self.pool.log(self.name), 60)
@@ -109,6 +150,10 @@ class Idle:
             one for one in control.status(self.pool.state).grants if f"{self.name}." in one.name
         )
         return found
+
+    def is_due(self) -> bool:
+        parking = self.grant().parking
+        return parking is not None and parking.is_due
 
     def is_parked(self) -> bool:
         return self.grant().is_idle_parked
@@ -134,9 +179,9 @@ def test_an_idle_job_runs_on_and_comes_back_when_it_has_work(pool: PoolUp, tmp_p
 
 
 def test_two_jobs_that_do_not_fit_together_both_run(pool: PoolUp, tmp_path: Path) -> None:
-    first = Idle(pool, "one", tmp_path)
+    first = Idle(pool, "one", tmp_path, "1s")
     first.starts()
-    second = Idle(pool, "two", tmp_path)
+    second = Idle(pool, "two", tmp_path, "1s")
     second.starts()  # when the first is idle
     for _ in range(2):
         first.looks()
@@ -144,6 +189,29 @@ def test_two_jobs_that_do_not_fit_together_both_run(pool: PoolUp, tmp_path: Path
     assert pool.job("one")["state"]["phase"] == pool.job("two")["state"]["phase"] == "Running"
     first.end()
     second.end()
+    pool.leaves_nothing()
+
+
+@pytest.mark.parametrize("kind", ["job", "command that waits", "refused command"])
+def test_a_job_gives_up_its_memory_when_another_wants_it(
+    pool: PoolUp, tmp_path: Path, kind: str
+) -> None:
+    first = Idle(pool, "one", tmp_path, "1s")
+    first.starts()
+    wait_until(first.is_due)
+    assert first.grant().residence is Residence.GPU
+    size = ("--gpu", "0", "--memory", "60GiB")
+    if kind == "job":
+        pool.submit("--name", "two", *size, "--", "true")
+        pool.wait_for("two", "Succeeded")
+    elif kind == "command that waits":
+        pool.ask("run", "--wait", *size, "--", "true")
+    else:
+        refused = pool.ask("run", *size, "--", "true")
+        assert refused.returncode != 0
+    wait_until(first.is_parked)
+    first.looks()
+    first.end()
     pool.leaves_nothing()
 
 

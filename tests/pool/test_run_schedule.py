@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from aliquot.model import GrantState, Life, Request
+from aliquot.model import Amount, GrantState, Life, Parking, Request, Slice
 from aliquot.model.job import Job, JobPhase, Sizes
 from aliquot.model.job_state import JobState, Slot
 from aliquot.model.owner import Owner
@@ -93,6 +93,23 @@ def test_a_run_gets_what_is_free() -> None:
     scheduler = decided([], [run()], taken=3)
     assert [(one.number, len(slices)) for one, slices in scheduler.admitted] == [(1, 1)]
     assert scheduler.refused == []
+
+
+@pytest.mark.parametrize("mode", [RunMode.WAIT, RunMode.NOW, RunMode.PREVIEW])
+def test_idle_grants_are_asked_to_give_up_what_a_run_needs(mode: RunMode) -> None:
+    gpus = tuple(make_shared(at, granted=60 * GIB) for at in range(2))
+    idle = Parking(600.0, if_wanted=True, is_due=True)
+    busy, other = (make_grant(f"g{at}", **{f"gpu{at}": 60 * GIB}) for at in range(2))
+    grants = (busy, replace(other, parking=idle))
+    large = Request(memory=Amount(bytes=40 * GIB))
+    scheduler = PoolScheduler(Rules())
+    asked = replace(run(), mode=mode, request=large)
+    list(scheduler.changes([], Status(1, gpus, grants, {}), NOW, UserShares(), [asked]))
+    wanted = [] if mode is RunMode.PREVIEW else [Slice(uuid_of(1), 40 * GIB)]
+    assert scheduler.wanted == wanted
+    small = replace(asked, request=Request(memory=Amount(bytes=GIB)))
+    list(scheduler.changes([], Status(1, gpus, grants, {}), NOW, UserShares(), [small]))
+    assert scheduler.wanted == []
 
 
 def test_two_runs_do_not_get_the_same_gpu() -> None:

@@ -37,6 +37,7 @@ from aliquot.model.errors import (
     UnsupportedError,
     UserLimitError,
 )
+from aliquot.model.parking_rule import ParkingRule
 from aliquot.model.strength import UNKNOWN, strength_of
 from aliquot.slices import control
 from aliquot.slices.control import Resized, SliceChange
@@ -241,6 +242,8 @@ def test_a_status_says_where_memory_is(play: Play, short_tmp: Path) -> None:
 def test_a_status_says_how_an_idle_grant_is_parked(play: Play, short_tmp: Path) -> None:
     parking = {
         "park_after_ms": 1500,
+        "park_if_wanted": True,
+        "park_due": False,
         "parking": "away",
         "parked_times": 2,
         "parked_ns": 7 * SECOND,
@@ -259,14 +262,14 @@ def test_a_status_says_how_an_idle_grant_is_parked(play: Play, short_tmp: Path) 
     assert (grant.is_idle_parked, stays.is_idle_parked) == (True, False)
     assert stays.parking is None
     assert grant.parking == Parking(
-        1.5, ParkingStep.AWAY, 2, 7.0, 3.0, waits=True, why="GPU 0 is full"
+        1.5, ParkingStep.AWAY, 2, 7.0, 3.0, waits=True, why="GPU 0 is full", if_wanted=True
     )
     assert grant.bytes_on(grant.slices[0].gpu_uuid) == grant.slices[0].memory_bytes
 
 
 def test_an_earlier_arbiter_is_not_asked_to_park(play: Play, short_tmp: Path) -> None:
     play(json.dumps({**status_words(), "knows_swap": True}).encode() + b"\n")
-    request = Request(memory=Amount(bytes=GIB), swap=True, park_after=600.0)
+    request = Request(memory=Amount(bytes=GIB), swap=True, park_after=ParkingRule(600.0))
     with pytest.raises(UnsupportedError, match="does not know --park-after"):
         control.check_swap(control.status(short_tmp), request)
 

@@ -21,6 +21,7 @@ from typing import IO, Any
 import support
 from aliquot.devices import CUDA, NVML, elf
 from aliquot.model import Slice
+from aliquot.model.parking_rule import ParkingRule
 from aliquot.slices import control
 from aliquot.slices.stand_in_symbols import fit_symbols
 from standin import pages
@@ -235,7 +236,7 @@ class Machine:
         on: tuple[int, ...] = (),
         name: str = "one",
         swap: bool = False,
-        park_after: float | None = None,
+        park_after: ParkingRule | None = None,
     ) -> Grant:
         """A grant with that many bytes of each GPU: of the first ones, or those named by `on`."""
         uuids = self.uuids()

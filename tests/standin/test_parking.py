@@ -13,6 +13,7 @@ from aliquot.devices import CUDA
 from aliquot.model import Grant as SeenGrant
 from aliquot.model import GrantState, ParkingStep, Residence, Slice
 from aliquot.model.errors import NoCapacityError
+from aliquot.model.parking_rule import ParkingRule
 from aliquot.slices import control
 from aliquot.slices.control import NoArbiterError, SliceChange
 from standin.conftest import MakeMachine
@@ -20,7 +21,8 @@ from standin.machine import GIB, MIB, Grant, Machine, Tenant
 from standin.test_residence import mover, waits_for_memory
 from support import wait_until
 
-SOON = 1.0  # seconds without work
+SOON = ParkingRule(1.0, always=True)  # seconds without work
+IF_WANTED = ParkingRule(1.0)
 LARGE = 60 * GIB  # of the 80 GiB of the GPU: two do not fit
 DATA = 24 * MIB
 
@@ -111,6 +113,58 @@ def test_a_grant_without_it_stays(machine: Machine) -> None:
     wait_until(lambda: is_parked(machine, parked))
     assert seen(machine, grant).parking is None
     assert seen(machine, grant).away_bytes == 0
+
+
+def is_due(machine: Machine, grant: Grant) -> bool:
+    return bool(machine.grant_status(grant)["park_due"])
+
+
+def moves(machine: Machine, grant: Grant) -> int:
+    return int(machine.grant_status(grant)["moves"])
+
+
+def want(machine: Machine, size: int) -> None:
+    control.want(machine.state, [Slice(machine.uuids()[0], size)])
+
+
+def test_an_idle_program_leaves_when_its_room_is_wanted(machine: Machine) -> None:
+    grant = machine.grant(LARGE, swap=True, park_after=IF_WANTED)
+    tenant, pointer = begin(machine, grant)
+    wait_until(lambda: is_due(machine, grant))
+    for size in (GIB, 90 * GIB):  # fits, never fits
+        want(machine, size)
+        assert moves(machine, grant) == 0
+    want(machine, LARGE)
+    wait_until(lambda: is_parked(machine, grant))
+    other = machine.grant(LARGE, name="two")
+    control.end(machine.state, other.name)
+    assert has_its_bytes(tenant, pointer)
+
+
+def test_only_as_many_leave_as_must(machine: Machine) -> None:
+    first = machine.grant(30 * GIB, swap=True, park_after=IF_WANTED)
+    later = machine.grant(30 * GIB, swap=True, park_after=IF_WANTED, name="later")
+    begin(machine, first)
+    wait_until(lambda: is_due(machine, first))
+    begin(machine, later)
+    wait_until(lambda: is_due(machine, later))
+    want(machine, 40 * GIB)
+    wait_until(lambda: is_parked(machine, first))
+    want(machine, 40 * GIB)
+    assert moves(machine, later) == 0
+    machine.grant(40 * GIB, name="three")
+
+
+def test_an_idle_program_gives_way_to_one_that_returns(machine: Machine, grant: Grant) -> None:
+    tenant, pointer = begin(machine, grant)
+    wait_until(lambda: is_parked(machine, grant))
+    other = machine.grant(LARGE, swap=True, park_after=IF_WANTED, name="two")
+    second, others = begin(machine, other)
+    wait_until(lambda: is_due(machine, other))
+    assert moves(machine, other) == 0
+    assert has_its_bytes(tenant, pointer)
+    assert is_parked(machine, other)
+    assert has_its_bytes(second, others)
 
 
 def test_work_keeps_a_program_on_the_gpu(machine: Machine, grant: Grant) -> None:

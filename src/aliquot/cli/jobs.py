@@ -540,7 +540,7 @@ def _each(request: dict[str, Any]) -> str:
     asked = decode_request(request)
     swap = "--swap" if asked.swap else ""
     if asked.park_after is not None:
-        swap += f" --park-after {format_duration(asked.park_after)}"
+        swap += f" --park-after {asked.park_after}"
     asks = " ".join(filter(None, (asked.which.options(), asked.neighbours.options(), swap)))
     which = f"; {asks}" if asks else ""
     if asked.amount is None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from aliquot.model.neighbours import Neighbours
+from aliquot.model.parking_rule import ParkingRule, parse_parking_rule
 from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import UNKNOWN, parse_strength
 
@@ -114,20 +115,18 @@ ParkAfter = Annotated[
     str | None,
     typer.Option(
         "--park-after",
-        metavar="DURATION",
+        metavar="DURATION[,always]",
         show_default=False,
-        help="With --swap: when it has done no GPU work for so long (10m, 2h), move its memory to "
-        "the host, so that others can use it. It runs on; its next call that needs the memory "
-        "brings it back, or waits until there is room.",
+        help="With --swap: when it has done no GPU work for so long (10m, 2h) and somebody wants "
+        "the room, move its memory to the host; with ,always (10m,always) also if nobody does. It "
+        "runs on; its next call that needs the memory brings it back, or waits for room.",
     ),
 ]
 
 
-def read_park_after(given: str | None) -> float | None:
+def read_park_after(given: str | None) -> ParkingRule | None:
     """What --park-after says."""
-    from aliquot.model import parse_duration  # noqa: PLC0415 - imported when needed
-
-    return None if given is None else parse_duration(given)
+    return None if given is None else parse_parking_rule(given)
 
 
 def read_neighbours(

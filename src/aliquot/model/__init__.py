@@ -15,6 +15,7 @@ All of them are immutable. Nothing here does input or output or imports another 
 - `names`: the names of grants and labels.
 - `neighbours`: which slices may be on one GPU: with a label, apart from labels, or alone.
 - `owner`: the user that a job belongs to.
+- `parking_rule`: when the memory of an idle program leaves its GPU.
 - `request`: what one worker asks for: GPUs, memory, compute, priority.
 - `selection`: which GPUs a request may use: by model, by name, and not those.
 - `strength`: how strong a GPU is, by its model or by what it reports.

@@ -116,6 +116,7 @@ class ParkingStep(StrEnum):
 class Parking:
     """When a grant is parked because it is idle, and how often it was.
 
+    `if_wanted`: only when somebody wants its room. `is_due`: it has been idle for so long.
     `for_seconds`: since when it is parked; None: it is not. `waits`: a program waits for its
     memory. `why`: why it was not parked, or does not come back.
     """
@@ -127,6 +128,8 @@ class Parking:
     for_seconds: float | None = None
     waits: bool = False
     why: str | None = None
+    if_wanted: bool = False
+    is_due: bool = False
 
     @property
     def reason(self) -> str | None:

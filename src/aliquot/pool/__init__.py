@@ -48,6 +48,7 @@
 - `up`: brings a pool up.
 - `user_files`: opens and removes files that a user may own, without ever waiting.
 - `user_load`: what a user has used of the pool lately.
+- `wanted`: what idle grants shall give up for those that wait.
 - `worker_files`: files that a worker writes for the pool, and how they are read.
 - `workers`: the workers on this machine: observing them and carrying out `model.actions`.
 """

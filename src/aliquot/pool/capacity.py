@@ -118,6 +118,15 @@ class MachinePlan:
             tuple(gpus), tuple(nothing if one == parked else one for one in self.grants)
         )
 
+    def without_idle(self) -> MachinePlan:
+        """The same after idle grants that give up their room have done so; itself if none does."""
+        plan = self
+        for grant in self.grants:
+            if grant.parking is not None and grant.parking.is_due:
+                left = replace(grant, state=GrantState.PARKED, staying_bytes=grant.fixed_bytes)
+                plan = plan.without_grant(grant)._with(left)  # noqa: SLF001 - of this class
+        return plan
+
     def take_back(self, grant: Grant) -> MachinePlan:
         """The same with a grant that was taken out of it; NoCapacityError, with figures."""
         self._check_is_free(grant)

@@ -51,6 +51,7 @@ from aliquot.pool.schedule import PoolScheduler, UserShares
 from aliquot.pool.slots import SlotFolder
 from aliquot.pool.worker_files import read_report
 from aliquot.pool.workers import grants_of
+from aliquot.slices import control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -460,6 +461,8 @@ class PoolController:
             self._save(stored, state)
         if self.runs is not None:
             self.runs.apply(self._scheduler, runs)
+        if self._scheduler.wanted:
+            control.want(self.directory.state.directory, self._scheduler.wanted)
 
     def _use_policy(self) -> None:
         """Follow another policy from now on."""

@@ -24,6 +24,7 @@ from aliquot.model.job import (
 )
 from aliquot.model.job_state import JobState, Stage, Stopping, read_slots
 from aliquot.model.neighbours import Neighbours
+from aliquot.model.parking_rule import ParkingRule
 from aliquot.model.selection import GpuSelection
 
 if TYPE_CHECKING:
@@ -44,11 +45,14 @@ _NAMES = {
     "Amount": Amount,
     "GpuSelection": GpuSelection,
     "Neighbours": Neighbours,
+    "ParkingRule": ParkingRule,
     "Priority": Priority,
 }
 
 
-def _names(kind: type[Job | JobChange | Request | GpuSelection | Neighbours]) -> frozenset[str]:
+def _names(
+    kind: type[Job | JobChange | Request | GpuSelection | Neighbours | ParkingRule],
+) -> frozenset[str]:
     return frozenset(one.name for one in fields_of(kind))
 
 
@@ -225,11 +229,19 @@ def decode_request(fields: dict[str, Any]) -> Request:
             "among": None,  # the pool decides that
             "which": _decode_selection(fields.get("which", {})),
             "neighbours": _decode_neighbours(fields.get("neighbours", {})),
+            "park_after": _decode_parking(fields.get("park_after")),
             "owner": None,
         }
     )
     _check_type("request", request, Request)
     return request
+
+
+def _decode_parking(fields: dict[str, Any] | None) -> ParkingRule | None:
+    if fields is None:
+        return None
+    _check_known("parking rule", fields, _names(ParkingRule))
+    return ParkingRule(**fields)
 
 
 def _decode_selection(fields: dict[str, Any]) -> GpuSelection:

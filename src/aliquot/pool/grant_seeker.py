@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 
 from aliquot import slices
 from aliquot.model.errors import AliquotError, NoCapacityError, WaitTimeoutError
+from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.refusal import describe_place, explained, no_queue
 from aliquot.pool.run_client import Granted, PoolGoneError, open_runs
 from aliquot.pool.runs import Waiting
+from aliquot.pool.wanted import wanted_slices
 from aliquot.slices import control
 from aliquot.slices.gpu_choice import find_gpus
 from aliquot.slices.grant_creation import make_grant, without_grants
+from aliquot.slices.named_gpus import with_named_gpus
 from aliquot.slices.visible_devices import VISIBLE, visible_gpus
 
 if TYPE_CHECKING:
@@ -145,7 +148,21 @@ class GrantSeeker:
         if self.queue is not None:
             raise PoolGoneError("the pool has ended", "Start it again with: aliquot up")
         where = self.state.directory
-        return make_grant(where, self.driver, self.request, self.name, self.command)
+        try:
+            return make_grant(where, self.driver, self.request, self.name, self.command)
+        except NoCapacityError:
+            self._want()
+            raise
+
+    def _want(self) -> None:
+        """Have idle grants give up their memory, if it fits then."""
+        with suppress(AliquotError):
+            status = control.status(self.state.directory)
+            gpus = visible_gpus(status.gpus, os.environ.get(VISIBLE))
+            request = with_named_gpus(self.request, [one.gpu for one in status.gpus])
+            asked = request.of_owner(status.asker_uid, self.name)
+            if wanted := wanted_slices(MachinePlan(tuple(gpus), status.grants), asked):
+                control.want(self.state.directory, wanted)
 
     def _from_pool(
         self,

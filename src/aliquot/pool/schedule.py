@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.model import lifecycle
 from aliquot.model.errors import NoCapacityError
-from aliquot.placement.elastic.resize import Rules, decide
+from aliquot.placement.elastic.resize import DOES_NOT_FIT, Rules, decide
 from aliquot.placement.queues.users import with_users
 from aliquot.pool.capacity import MachinePlan, place
 from aliquot.pool.decision_input import (
@@ -30,6 +30,7 @@ from aliquot.pool.decision_input import (
 from aliquot.pool.decision_names import DecisionNames, job_name, run_name, scheduled_name
 from aliquot.pool.outlook import OCCUPIED, Outlook, waiting_reasons
 from aliquot.pool.runs import RunMode, Waiting
+from aliquot.pool.wanted import wanted_slices
 from aliquot.pool.workers import parked_grants, requested_by
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class PoolScheduler:
 
     `waiting` says why each waiting job or run waits, and `turns` in which order their turns come.
     `expected` is when they start at the latest, as far as the time limits of running jobs say so.
+    `wanted` are slices that the first of them gets if idle grants give up theirs.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -64,6 +66,7 @@ class PoolScheduler:
     admitted: list[tuple[RunRequest, list[Slice]]] = field(default_factory=list)
     refused: list[tuple[RunRequest, str]] = field(default_factory=list)
     previewed: list[tuple[RunRequest, list[Slice] | Waiting]] = field(default_factory=list)
+    wanted: list[Slice] = field(default_factory=list)
     _could_grow: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def changes(  # noqa: PLR0913, PLR0917 - the whole snapshot
@@ -137,6 +140,7 @@ class PoolScheduler:
         outlook = Outlook(names, plan, now, kinds)
         self.waiting.update(outlook.reasons(decision, first))
         self.expected = outlook.starts(decision, first)
+        self.wanted = _wanted(decision, names, status, plan)
         sizes = grown | {one: size for one, size in decision.starts.items() if one not in first}
         elastic = [replace(one, size=sizes.get(one.name, one.size)) for one in elastic]
         for run in (one for one in runs if one.mode is not RunMode.WAIT):
@@ -186,6 +190,8 @@ class PoolScheduler:
             if name not in self.waiting:
                 return plan
         why = self.waiting.pop(name, said.waits.get(name, OCCUPIED))
+        if why == DOES_NOT_FIT and not self.wanted:
+            self.wanted = wanted_slices(outlook.plan, run.request)
         self.refused.append((run, outlook.names.told(outlook.reason(name, why), run.owner)))
         return outlook.plan
 
@@ -198,6 +204,24 @@ class PoolScheduler:
             return plan
         self.admitted.append((run, slices))
         return plan
+
+
+def _wanted(
+    decision: SizeDecision, names: DecisionNames, status: Status, plan: MachinePlan
+) -> list[Slice]:
+    """The slices of the first that waits for room and gets it if idle grants give up theirs."""
+    for name, why in decision.waits.items():
+        if why != DOES_NOT_FIT:
+            continue
+        if name in names.runs:
+            found = wanted_slices(plan, names.runs[name].request)
+        else:
+            stored = names.jobs[name]
+            parked = parked_grants(stored, status).values()
+            found = wanted_slices(plan, requested_by(stored), stored.job.sizes.least, parked)
+        if found:
+            return found
+    return []
 
 
 def _start_order(

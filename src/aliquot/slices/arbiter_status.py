@@ -271,6 +271,8 @@ def _parking(reply: dict[str, Any]) -> Parking | None:
         for_seconds=None if parked_for is None else parked_for / _NANOSECONDS,
         waits=reply["parking_waits"],
         why=reply["parking_why"],
+        if_wanted=reply["park_if_wanted"],
+        is_due=reply["park_due"],
     )
 
 

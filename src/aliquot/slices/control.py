@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Slice,
     )
     from aliquot.model.neighbours import Neighbours
+    from aliquot.model.parking_rule import ParkingRule
 
 PROTOCOL = 1
 ASK_DOCTOR = "To find out why, run: aliquot doctor"
@@ -160,7 +161,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     together: str | None = None,
     neighbours: Neighbours | None = None,
     swap: bool = False,
-    park_after: float | None = None,
+    park_after: ParkingRule | None = None,
     owner: int | None = None,
     pid: int | None = None,
     started: int | None = None,
@@ -172,7 +173,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     Grants of one user that are made with the same `together` hold their GPUs together. The arbiter
     keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any. With
     `swap` the memory of its programs can leave the GPU (`move`); it has one slice then. It leaves
-    by itself when the grant has had no GPU work for `park_after` seconds, and returns by itself.
+    by itself when the grant is idle by the rule `park_after`, and returns by itself.
 
     Root can make a grant of the user `owner`, within that user's limits, which only that user and
     root can join. It is kept; with `pid` it is owned by that process, as if that process had asked.
@@ -191,7 +192,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *([f"together={together}"] if together else []),
         *(() if neighbours is None else _neighbour_arguments(name, neighbours)),
         *(["swap=1"] if swap else []),
-        *([f"park-after={max(1, round(park_after * 1000))}"] if park_after is not None else []),
+        *(() if park_after is None else _parking_arguments(park_after)),
         *map(_argument, slices),
     ]
     answer = ask(directory, " ".join(arguments))
@@ -199,6 +200,17 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         return str(answer["grant"])
     except KeyError as error:
         raise ArbiterError(f"the arbiter in {directory} made no grant: {answer}") from error
+
+
+def _parking_arguments(rule: ParkingRule) -> Iterator[str]:
+    yield f"park-after={max(1, round(rule.seconds * 1000))}"
+    if not rule.always:
+        yield "park-if=wanted"
+
+
+def want(directory: Path, slices: Sequence[Slice]) -> None:
+    """Say that somebody waits for these slices, so that idle grants give up room; for 10 s."""
+    ask(directory, " ".join(["want", *map(_argument, slices)]))
 
 
 def check_swap(status: Status, request: Request) -> None:

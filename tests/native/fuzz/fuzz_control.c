@@ -58,6 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(request.has_place == (request.kind == CONTROL_MOVE));
 	MUST(request.has_place || !request.on_host);
 	MUST(!request.park_after_ms || request.swap);
+	MUST(!request.park_if_wanted || request.park_after_ms);
 	MUST(!request.swap || (request.kind == CONTROL_MAKE && request.slice_count == 1));
 	if (request.kind < CONTROL_MAKE)
 		return 0;
@@ -67,7 +68,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(!has_pid || (request.kind == CONTROL_MAKE && request.has_owner && !request.kept));
 	MUST(request.kind != CONTROL_MAKE || !request.has_owner || request.kept != has_pid);
 	MUST(request.has_owner ? request.owner_uid < UINT32_MAX : !request.owner_uid);
-	MUST(control_is_name(request.name, strnlen(request.name, sizeof(request.name))));
+	size_t name = strnlen(request.name, sizeof(request.name));
+	MUST(request.kind == CONTROL_WANT ? !name : control_is_name(request.name, name));
 	size_t cgroup = strnlen(request.cgroup, sizeof(request.cgroup));
 	MUST(request.kind == CONTROL_SET_CGROUP ? cgroup > 0 && cgroup < sizeof(request.cgroup)
 	                                        : cgroup == 0);
