@@ -87,6 +87,8 @@ test-python: ## the tests that need no GPU and no cluster
 	@$(CHART) find >/dev/null 2>&1 || echo "tests of the chart: there is no Helm (make kubernetes)" >> $(LEFT_OUT)
 	@for shell in zsh fish; do command -v $$shell >/dev/null \
 		|| echo "tests of completion in $$shell: it is not installed" >> $(LEFT_OUT); done
+	@command -v podman >/dev/null \
+		|| echo "tests of plain containers with Podman: it is not installed" >> $(LEFT_OUT)
 	@command -v systemd-analyze >/dev/null \
 		|| echo "the check of the services' units: there is no systemd-analyze" >> $(LEFT_OUT)
 	@[ "$$(id -u)" = 0 ] || echo "tests that need another user or a small disk: not root" >> $(LEFT_OUT)

@@ -6,6 +6,7 @@ and its own. Each package imports only from packages below it (docs/architecture
 
 - `api`: what `import aliquot` gives a program: slices, jobs, GPUs and grants.
 - `cli`: the commands.
+- `containers`: what a container with a grant gets, and slices by name for plain containers.
 - `devices`: what this machine has: GPUs, driver, health.
 - `jupyter`: the magic `%aliquot`, which restarts a notebook's kernel in a slice.
 - `kubernetes`: Aliquot on a cluster: scheduler, controller of jobs, and the agent on each node.
@@ -14,7 +15,6 @@ and its own. Each package imports only from packages below it (docs/architecture
 - `placement`: which GPUs a request or a gang gets and when, and how large elastic jobs are.
 - `pool`: one machine as a pool with a queue of jobs.
 - `simulate`: replay of traces through placement.
-- `containers`: what a container with a grant gets, as CDI devices.
 - `slices`: make, watch and resize slices on this machine.
 - `worker`: what a job's program may import.
 """

@@ -21,6 +21,7 @@ ELSEWHERE = {
     "aliquot simulate",
     "aliquot simulate compare",
     "aliquot simulate ways",
+    "aliquot slice",
 }
 OF_COLUMNS = 80
 

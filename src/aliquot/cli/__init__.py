@@ -5,6 +5,7 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `app`: the commands of one machine: their names, options and help.
 - `arbiter`: `aliquot arbiter`.
 - `completion`: `aliquot completion`: scripts for shells.
+- `containers`: `aliquot slice`: what its commands do and print.
 - `controller`: `aliquot controller`.
 - `doctor`: `aliquot doctor`.
 - `explain`: `aliquot explain --nodes`, for a simulated cluster.
@@ -35,6 +36,7 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `simulate_app`: `aliquot simulate`: its commands, options and help.
 - `simulate_source`: the nodes and pods that `simulate` and `explain` work on.
 - `simulate_ways`: `aliquot simulate ways`.
+- `slice_app`: `aliquot slice`: its commands, options and help.
 - `start`: makes typer build one command, and convert no value that needs no converter.
 - `submit`: `aliquot submit`, `resubmit` and `logs`.
 - `tables`: how output for people and for programs looks.

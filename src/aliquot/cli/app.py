@@ -49,6 +49,7 @@ from aliquot.cli.options import (
     read_selection,
 )
 from aliquot.cli.simulate_app import explain, simulate_app
+from aliquot.cli.slice_app import slice_app
 from aliquot.cli.start import start_command
 from aliquot.cli.usage import usage_text
 from aliquot.model.errors import (
@@ -778,6 +779,7 @@ def completion(
 
 jobs_app.add_to(app, examples)
 app.add_typer(simulate_app, name="simulate")
+app.add_typer(slice_app, name="slice")
 app.command(
     epilog=examples(
         "aliquot explain --memory 20GiB --compute 30    (on this machine)",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _GRANTS, _JOBS, _FILES, _ANY = "@grants", "@jobs", "@files", "@any"
-_OF_GRANTS = {"resize", "kill"}  # commands whose NAME is a grant's
+_OF_GRANTS = {"resize", "kill", "slice delete"}  # commands whose NAME is a grant's
 
 
 class Shell(StrEnum):

@@ -134,8 +134,12 @@ def _check_memory(target: InstallTarget) -> None:
 
 def commands(target: InstallTarget) -> dict[str, str]:
     """The command of each unit."""
-    start = f"{target.current}/bin/python -I -m aliquot"
+    start = _start(target)
     return {UNITS[0]: f"{start} arbiter --admission pool", UNITS[1]: f"{start} up"}
+
+
+def _start(target: InstallTarget) -> str:
+    return f"{target.current}/bin/python -I -m aliquot"
 
 
 def unit_texts(target: InstallTarget) -> dict[str, str]:
@@ -146,7 +150,8 @@ def unit_texts(target: InstallTarget) -> dict[str, str]:
             description="Aliquot's arbiter: shares of this machine's GPUs",
             after="",
             command=told[UNITS[0]],
-            more="",
+            more="# A reboot ends the slices of containers. Nothing waits for them.\n"
+            f"ExecStartPost=-{_start(target)} slice restore --arbiter-within 30\n",
         ),
         UNITS[1]: _UNIT.format(
             description="Aliquot's pool: the queue of jobs on this machine's GPUs",

@@ -31,7 +31,7 @@ _TRIES = 16
 
 @dataclass(frozen=True, slots=True)
 class NewGrant:
-    """A grant that this process has made and owns."""
+    """A grant that this process has made."""
 
     name: str
     marked: str  # as `control.make` names it
@@ -72,10 +72,18 @@ def check_machine(
     return state, driver
 
 
-def make_grant(
-    state: Path, driver: Driver, request: Request, name: str | None, command: str
+def make_grant(  # noqa: PLR0913 - what a grant is, and whose
+    state: Path,
+    driver: Driver,
+    request: Request,
+    name: str | None,
+    command: str,
+    *,
+    kept: bool = False,
 ) -> NewGrant:
     """Make a grant; without a `name` it is named after the command.
+
+    This process owns it; a `kept` one has no owner.
 
     Another process may take the capacity or the name between our status request and our make
     request; then both are repeated. An arbiter that was just ending is started again.
@@ -85,7 +93,7 @@ def make_grant(
     for tries_left in reversed(range(_TRIES)):
         arbiter_process.ensure(state, driver)
         try:
-            return _make(state, request, wanted)
+            return _make(state, request, wanted, kept=kept)
         except NameInUseError as error:
             try:
                 wanted = next(names)
@@ -148,7 +156,7 @@ def _charged(request: Request, gpu: Gpu) -> Slice:
     return replace(part, memory_bytes=gpu.memory_bytes, compute_percent=100, priority=normal)
 
 
-def _make(state: Path, request: Request, name: str) -> NewGrant:
+def _make(state: Path, request: Request, name: str, *, kept: bool) -> NewGrant:
     status = control.status(state)
     asked = request.of_owner(status.asker_uid, name)
     gpus = _choose(asked, status.gpus, status.grants, os.environ.get(VISIBLE))
@@ -158,6 +166,7 @@ def _make(state: Path, request: Request, name: str) -> NewGrant:
         state,
         name,
         slices,
+        kept=kept,
         together=request.together,
         neighbours=request.neighbours,
         swap=request.swap,

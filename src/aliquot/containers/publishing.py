@@ -1,0 +1,217 @@
+"""Slices that containers get by name: `docker run --device aliquot.io/slice=NAME`.
+
+A published slice is a kept grant of the machine's arbiter and a CDI device of the same name. All
+containers that name it share it. Both stay until somebody deletes the slice. A reboot ends the
+grant and may empty the folder of the device; `restore` makes both anew, on the same GPUs.
+
+Without its grant a device cannot start a container: the source of a mount is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aliquot.containers import published, selinux
+from aliquot.containers.cdi import CdiSpecs, device_name
+from aliquot.containers.container_edits import check_sources, grant_edits, prepare_edits
+from aliquot.containers.device_nodes import provide_gpu_nodes
+from aliquot.containers.published import PublishedSlice
+from aliquot.devices import read_inventory
+from aliquot.devices.device_location import read_locations
+from aliquot.model import Life, check_name
+from aliquot.model.errors import (
+    AliquotError,
+    DriverError,
+    InvalidValueError,
+    NameInUseError,
+    NoSuchGrantError,
+    NotOwnerError,
+)
+from aliquot.slices import arbiter_process, check_machine, control, state_directory
+from aliquot.slices.grant_creation import make_grant
+
+if TYPE_CHECKING:
+    from aliquot.containers.container_edits import ContainerEdits
+    from aliquot.devices import Driver, Shape
+    from aliquot.model import Grant, Request
+    from aliquot.slices import NewGrant, StateDirectory
+
+KIND = "slice"
+HOME = Path("/var/lib/aliquot")
+
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerHost:
+    """A machine whose containers get slices. `home` has what must outlive a reboot."""
+
+    state: StateDirectory
+    driver: Driver
+    home: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSlice:
+    """A published slice and its grant; None: the grant is missing."""
+
+    slice: PublishedSlice
+    grant: Grant | None
+
+
+def open_host(shape: Shape | None) -> ContainerHost:
+    """This machine, checked. NotOwnerError if its arbiter is root's, and this user is not."""
+    state, driver = check_machine(shape, None, os.environ)
+    if state_directory.belongs_to_root(state.directory):
+        raise NotOwnerError(
+            "only root makes slices for the containers of this machine",
+            "Run the command as root: sudo aliquot slice",
+        )
+    home = home_of(state)
+    state_directory.make_directory(home)
+    return ContainerHost(state, driver, home)
+
+
+def home_of(state: StateDirectory) -> Path:
+    """Where it is stored what is published: for root's arbiter a folder that outlives a reboot."""
+    return HOME if state.directory == state_directory.SYSTEM else state.directory / "containers"
+
+
+def create(
+    host: ContainerHost, request: Request, name: str, cdi_dir: Path
+) -> tuple[PublishedSlice, NewGrant]:
+    """Make a kept grant and publish its device. If one of the two fails, neither is left."""
+    check_name(name)
+    check_device(name)
+    with published.changing(host.home) as known:
+        _refuse_known(known, name)
+        common = common_edits(host)
+        made = make_grant(host.state.directory, host.driver, request, name, name, kept=True)
+        slices = tuple(request.slice_of(one.gpu) for one in made.gpus)
+        one = PublishedSlice(name, slices, cdi_dir.absolute())
+        try:
+            _write_spec(host, one, common)
+        except AliquotError:
+            control.end(host.state.directory, name)
+            raise
+        known.slices[name] = one
+    return one, made
+
+
+def delete(host: ContainerHost, name: str) -> bool:
+    """Remove the device and end the grant; whether it is gone, because no process is in it."""
+    with published.changing(host.home) as known:
+        one = known.slices.get(name)
+        if one is None:
+            raise NoSuchGrantError(
+                f"there is no slice named {name}", "To see the slices: aliquot slice list"
+            )
+        CdiSpecs(one.cdi_dir).remove(KIND, name)
+        arbiter_process.revive(host.state)
+        try:
+            ended = control.end(host.state.directory, name)
+        except control.NoArbiterError:  # and no grant is left
+            ended = True
+        del known.slices[name]
+    return ended
+
+
+def listed(state: StateDirectory) -> list[ListedSlice]:
+    """All published slices of a machine, with their grants."""
+    known = published.read(home_of(state))
+    grants = _kept_grants(state) if known.slices else {}
+    return [ListedSlice(one, grants.get(one.name)) for one in known.slices.values()]
+
+
+def restore(host: ContainerHost, wait_seconds: float = 0) -> dict[str, AliquotError]:
+    """Have the grant and the device of every published slice; why not, by name.
+
+    Call it after a reboot, and after an update of the driver. If no arbiter answers within
+    `wait_seconds`, it starts one.
+    """
+    failed: dict[str, AliquotError] = {}
+    with published.changing(host.home) as known:
+        if not known.slices:
+            return failed
+        _await_arbiter(host, wait_seconds)
+        common = common_edits(host)
+        grants = _kept_grants(host.state)
+        for one in known.slices.values():
+            try:
+                if one.name not in grants:
+                    control.make(host.state.directory, one.name, one.slices, kept=True)
+                _write_spec(host, one, common)
+            except AliquotError as error:
+                failed[one.name] = error
+    return failed
+
+
+def device_of(name: str) -> str:
+    """What a container names to get the slice."""
+    return device_name(KIND, name)
+
+
+def check_device(name: str) -> None:
+    """InvalidValueError if a valid name of a grant is not valid for a CDI device."""
+    if not name[-1].isalnum():
+        raise InvalidValueError(
+            f"{name!r} is not a valid name for a device",
+            "End it with a letter or digit.",
+        )
+
+
+def common_edits(host: ContainerHost) -> ContainerEdits:
+    """What all containers of the machine get."""
+    library = host.home / "library"
+    state_directory.make_directory(library)
+    if selinux.is_on():
+        selinux.label_for_containers([host.state.directory, host.home])
+    if host.driver.shape is None:
+        provide_gpu_nodes(Path("/dev"), Path("/proc"))
+    edits = prepare_edits(host.driver, library)
+    check_sources(edits, Path("/"))
+    return edits
+
+
+def _write_spec(host: ContainerHost, one: PublishedSlice, common: ContainerEdits) -> None:
+    folder = host.state.directory / state_directory.KEPT / one.name
+    edits = common + grant_edits(folder, _minors(host, [part.gpu_uuid for part in one.slices]))
+    CdiSpecs(one.cdi_dir).write(KIND, one.name, edits)
+
+
+def _minors(host: ContainerHost, uuids: list[str]) -> list[int]:
+    """The numbers of the device nodes of these GPUs; simulated GPUs have none."""
+    if host.driver.shape is not None:
+        return []
+    found = {gpu.uuid: gpu for gpu in read_inventory(host.driver).gpus}
+    if lost := [uuid for uuid in uuids if uuid not in found]:
+        raise DriverError(f"this machine has no GPU {', '.join(lost)} any more")
+    locations = read_locations(host.driver, [found[uuid] for uuid in uuids])
+    return [locations[uuid].minor for uuid in uuids]
+
+
+def _kept_grants(state: StateDirectory) -> dict[str, Grant]:
+    try:
+        grants = control.status(state.directory).grants
+    except control.NoArbiterError:
+        return {}
+    return {one.name: one for one in grants if one.life is Life.KEPT}
+
+
+def _await_arbiter(host: ContainerHost, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not control.answers(host.state.directory) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    arbiter_process.ensure(host.state.directory, host.driver)
+
+
+def _refuse_known(known: published.Published, name: str) -> None:
+    if name in known.slices:
+        raise NameInUseError(
+            f"there is already a slice named {name}",
+            f"Choose another --name, or delete it: aliquot slice delete {name}",
+        )

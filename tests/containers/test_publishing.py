@@ -1,0 +1,134 @@
+"""`aliquot slice`: a slice by name is a kept grant and a CDI device, made and removed together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.model import Life
+from aliquot.slices import control
+from conftest import Cli
+from support import GIB
+
+SHAPE = ("--simulate", "h100:2")
+
+
+@pytest.fixture
+def cdi(short_tmp: Path) -> Path:
+    return short_tmp / "cdi"
+
+
+@pytest.fixture
+def state(aliquot_state: Path) -> Path:
+    return aliquot_state / "simulated" / "h100-2"
+
+
+def create(cli: Cli, cdi: Path, name: str, *options: str) -> None:
+    done = cli("slice", "create", "--name", name, "--cdi-dir", str(cdi), *options, *SHAPE)
+    assert done.returncode == 0, done.stderr
+    assert f"--device aliquot.io/slice={name}" in done.stdout
+
+
+def listed(cli: Cli) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(cli("slice", "list", "--json", *SHAPE).stdout)[
+        "slices"
+    ]
+    return found
+
+
+def edits(cdi: Path, name: str) -> dict[str, Any]:
+    spec = json.loads((cdi / f"aliquot.io-slice-{name}.json").read_text("utf-8"))
+    assert spec["kind"] == "aliquot.io/slice"
+    (device,) = spec["devices"]
+    assert device["name"] == name
+    found: dict[str, Any] = device["containerEdits"]
+    return found
+
+
+def test_a_slice_is_a_grant_and_a_device(cli: Cli, cdi: Path, state: Path) -> None:
+    create(cli, cdi, "demo", "--memory", "8GiB", "--compute", "30", "--policy", "hard")
+    (grant,) = control.status(state).grants
+    (part,) = grant.slices
+    assert (grant.name, grant.life) == ("demo", Life.KEPT)
+    assert (part.memory_bytes, part.compute_percent, str(part.policy)) == (8 * GIB, 30, "hard")
+    mounts = {one["containerPath"]: one["hostPath"] for one in edits(cdi, "demo")["mounts"]}
+    assert mounts["/run/aliquot/grant"] == str(state / "kept" / "demo")
+    assert all(Path(source).exists() for source in mounts.values())
+    (one,) = listed(cli)
+    assert (one["name"], one["state"], one["device"]) == ("demo", "active", "aliquot.io/slice=demo")
+    assert "demo" in cli("slice", "list", *SHAPE).stdout
+
+    assert cli("slice", "delete", "demo", *SHAPE).stdout == "slice demo deleted\n"
+    assert list(cdi.iterdir()) == []
+    assert control.status(state).grants == ()
+    assert listed(cli) == []
+
+
+def test_a_name_is_published_once(cli: Cli, cdi: Path, state: Path) -> None:
+    create(cli, cdi, "demo", "--memory", "8GiB")
+    again = cli("slice", "create", "--name", "demo", "--memory", "1GiB", *SHAPE)
+    assert again.returncode == 1
+    assert "already a slice named demo" in again.stderr
+    (grant,) = control.status(state).grants
+    assert grant.slices[0].memory_bytes == 8 * GIB
+
+
+@pytest.mark.parametrize("name", ["a b", "-a", "a.", "a/b"])
+def test_a_name_is_valid_for_a_grant_and_a_device(cli: Cli, name: str) -> None:
+    done = cli("slice", "create", "--memory", "1GiB", f"--name={name}", *SHAPE)
+    assert done.returncode == 2
+    assert "not a valid name" in done.stderr
+
+
+def test_nothing_is_left_of_a_slice_that_cannot_be_made(cli: Cli, cdi: Path, state: Path) -> None:
+    too_large = cli("slice", "create", "--name", "a", "--memory", "900GiB", *SHAPE)
+    assert too_large.returncode == 1
+    assert "no GPU has 900 GiB" in too_large.stderr
+    cdi.write_text("no folder")
+    no_folder = ("--cdi-dir", str(cdi))
+    refused = cli("slice", "create", "--name", "b", "--memory", "1GiB", *no_folder, *SHAPE)
+    assert refused.returncode == 1
+    assert "cannot be written" in refused.stderr
+    assert control.status(state).grants == ()
+    assert listed(cli) == []
+
+
+def test_slices_return_after_a_reboot(cli: Cli, cdi: Path, state: Path) -> None:
+    """A reboot ends all processes, and empties the folders of grants and devices."""
+    create(cli, cdi, "one", "--memory", "8GiB", "--compute", "30")
+    create(cli, cdi, "two", "--gpus", "2", "--memory", "50%", "--priority", "latency")
+    before = {grant.name: grant.slices for grant in control.status(state).grants}
+    specs = {path.name: path.read_bytes() for path in cdi.iterdir()}
+    for name in before:
+        control.end(state, name)
+    shutil.rmtree(cdi)
+    assert {one["state"].partition(":")[0] for one in listed(cli)} == {"missing"}
+
+    done = cli("slice", "restore", *SHAPE)
+    assert done.returncode == 0, done.stderr
+    assert {grant.name: grant.slices for grant in control.status(state).grants} == before
+    assert {path.name: path.read_bytes() for path in cdi.iterdir()} == specs
+    cli("slice", "restore", *SHAPE)
+    assert {path.name: path.read_bytes() for path in cdi.iterdir()} == specs
+
+
+def test_a_slice_that_does_not_return_is_named(cli: Cli, cdi: Path, state: Path) -> None:
+    create(cli, cdi, "one", "--memory", "60GiB", "--gpu", "0")
+    control.end(state, "one")
+    create(cli, cdi, "two", "--memory", "60GiB", "--gpu", "0")
+    done = cli("slice", "restore", *SHAPE)
+    assert done.returncode == 1
+    assert "slice one is not restored" in done.stderr
+    assert {grant.name for grant in control.status(state).grants} == {"two"}
+
+
+def test_a_slice_that_is_not_there_is_not_deleted(cli: Cli, cdi: Path) -> None:
+    create(cli, cdi, "demo", "--memory", "1GiB")
+    done = cli("slice", "delete", "other", "demo", *SHAPE)
+    assert done.returncode == 1
+    assert "no slice named other" in done.stderr
+    assert done.stdout == "slice demo deleted\n"
