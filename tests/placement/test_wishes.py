@@ -105,6 +105,11 @@ def test_members_that_join_each_other_share_the_one_gpu_that_holds_all() -> None
     assert plan_gang(allocations, gang("g", *[each] * 11)) is None
 
 
+def test_members_with_whole_gpus_cannot_join_each_other() -> None:
+    both = gang("g", *[wishing(whole(1), label="x", beside="x")] * 2)
+    assert plan_gang(cluster(2, 2), both) is None
+
+
 def test_a_member_joins_another_though_the_label_is_elsewhere_too() -> None:
     allocations = cluster(2)
     allocations.take(Placement(0, (0,)), wishing(sliced(900), label="x"))

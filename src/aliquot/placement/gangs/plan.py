@@ -165,7 +165,8 @@ def _put_on_node(
 ) -> None:
     if demand.kind is Kind.WHOLE and demand.gpus:
         free, members = _whole_members(trial, node, demand)
-        members = min(count - len(placed), members)
+        joins = demand.wishes is not None and demand.wishes.joins_itself
+        members = min(members, 1 if joins else count - len(placed))  # the next must find the first
         for gpus in _sets_of_whole(trial.hardware.links[node], free, demand.gpus, members):
             placed.append(Placement(node, gpus))
             trial.take(placed[-1], demand)
