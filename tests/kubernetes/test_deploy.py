@@ -464,6 +464,7 @@ def test_an_example_asks_for_what_it_says(
 def test_every_example_is_tested() -> None:
     tried = {"half-gpus", "slice", "whole", "resize", "several"}
     tried |= {"queues"}  # tests/kubernetes/queues/test_shipped_queue.py
+    tried |= {"service"}  # tests/kubernetes/gangs/test_services.py
     tried |= {"gang"}  # tests/kubernetes/gangs/test_shipped_gang.py
     tried |= {"mixed"}  # tests/cluster/test_deploy.py
     tried |= {"elastic"}  # tests/kubernetes/jobs/test_shipped_crd.py

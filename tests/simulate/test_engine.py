@@ -79,7 +79,13 @@ def test_a_queue_reclaims_its_quota() -> None:
     assert fates["g2"].start == 150
     assert fates["g1"].evictions == 0
     assert fates["mine"].messages == (
-        (100, "starts in place of g2: 0.06 GPU hours of work are lost"),
+        (
+            100,
+            (
+                "starts in place of g2, since queue guest borrows from the quota of queue own:"
+                " 0.06 GPU hours of work are lost"
+            ),
+        ),
     )
     assert fates["g2"].messages == (
         (100, "preempted for mine: queue guest borrows from the quota of queue own"),

@@ -218,28 +218,6 @@ def test_a_queue_counts_single_pods_that_wait() -> None:
     played(World(1), play)
 
 
-def test_a_single_pod_is_told_that_only_gangs_reclaim() -> None:
-    def told(world: World, name: str) -> list[str]:
-        return [text for reason, text in world.events(name) if reason == "InsufficientGPUs"]
-
-    async def play(world: World, _: Replica) -> None:
-        world.queue("q", quota={"gpus": 1})
-        world.queue("guest")
-        world.gang("borrower", 1, gpu=1, labels={"aliquot.io/queue": "guest"})
-        await is_bound(world, "borrower", 1)
-        world.pod("single", gpu=1, labels=IN_Q)
-        world.pod("other", gpu=1, labels={"aliquot.io/queue": "guest"})
-        await until(lambda: told(world, "single") and told(world, "other"))
-        assert "The quota of queue q covers it, and only gangs reclaim" in told(world, "single")[0]
-        assert "quota" not in told(world, "other")[0]
-        world.delete("single", "other")
-        own = {"aliquot.io/gang": "single", "aliquot.io/gang-size": "1"}
-        world.pod("single", gpu=1, labels={**IN_Q, **own})
-        await until(lambda: world.bound() == {"single": "n0"})
-
-    played(World(1), play)
-
-
 def test_a_gang_above_its_queues_limit_is_refused_until_the_limit_is_raised() -> None:
     async def play(world: World, _: Replica) -> None:
         world.queue("q", limit={"gpus": 1})

@@ -29,6 +29,7 @@ GANG_SIZE = f"{GROUP}/gang-size"
 DURATION = f"{GROUP}/duration"
 GATE = GANG
 RETRY = f"{GROUP}/retry"  # written to make kube-scheduler try a waiting pod again
+PREEMPTS = f"{GROUP}/preempts"  # the UID of a waiting single pod that may preempt others
 
 SCHEDULE = f"{GROUP}/schedule"  # a label on namespaces: their pods with GPUs are ours
 # For autoscalers: a label of pods that ask for nodes and never run, and one of nodes whose GPUs are

@@ -126,6 +126,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] = ()
     priority: int | None = None
+    preemption_policy: str = ""
     active_deadline_seconds: int | None = None
 
 

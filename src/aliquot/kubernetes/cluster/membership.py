@@ -7,6 +7,7 @@
     ray.io/cluster                            label that KubeRay writes
     leaderworkerset.sigs.k8s.io/group-key     label that LeaderWorkerSet writes: one for each group
     training.kubeflow.org/job-name            label that Kubeflow's training operator writes
+    aliquot.io/preempts                       annotation that the scheduler writes on a single pod
 
 The first of these that a pod has counts. Where no pod says the size, the object that is named knows
 it (`Source`; `gangs.sizes` reads it). Kubernetes' own PodGroups (scheduling.k8s.io, alpha) would be
@@ -14,6 +15,9 @@ one more line of `BY_LABEL`, once pods name theirs. An Indexed Job is a gang onl
 label: most are sweeps whose pods need not run together.
 
 `aliquot.io/gang: none` makes a pod that belongs to one of the others a single pod.
+
+A single pod that may preempt others is a gang of one from then on (`gangs.preempting`): its
+annotation names its UID, so a copy of it in another pod has no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE, PLACEHOLDER
+from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE, PLACEHOLDER, PREEMPTS
 from aliquot.kubernetes.api.requests import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -89,6 +93,7 @@ class Membership:
     """What a pod says of its gang: its size, or who knows it; or what is invalid in it.
 
     `leads`: it is the leader of its group, which may have to run before the others are created.
+    `single`: it is a single pod that preempts others.
     """
 
     key: GangKey
@@ -96,6 +101,7 @@ class Membership:
     source: Source | None = None
     problem: str = ""
     leads: bool = False
+    single: bool = False
 
 
 BY_LABEL = {
@@ -118,17 +124,18 @@ MEMBERSHIP_KEYS = (
     LWS_WORKER,
     LWS_SIZE,
     KUBEFLOW,
+    PREEMPTS,
 )
 
 
 def membership_of(pod: Pod) -> Membership | None:
-    """The gang that a pod belongs to; None for a single pod."""
+    """The gang that a pod belongs to; None for a single pod that preempts nobody."""
     meta = pod.metadata
     labels, notes = meta.labels, meta.annotations
     own = notes.get(GANG) or labels.get(GANG)
     if own:
         if own == NONE:
-            return None
+            return _preempting(pod)
         size, problem = _size(notes.get(GANG_SIZE) or labels.get(GANG_SIZE))
         key = GangKey(meta.namespace, object_name(own))
         return Membership(key, size, problem=problem)
@@ -137,7 +144,14 @@ def membership_of(pod: Pod) -> Membership | None:
         if name and (label != RAY or labels.get(RAY_NODE) in RAY_NODES):
             source = Source(version, kind, plural, name)
             return Membership(GangKey(meta.namespace, object_name(name)), source=source)
-    return _leader_worker_group(pod) or _kubeflow(pod)
+    return _leader_worker_group(pod) or _kubeflow(pod) or _preempting(pod)
+
+
+def _preempting(pod: Pod) -> Membership | None:
+    meta = pod.metadata
+    if not meta.uid or meta.annotations.get(PREEMPTS) != meta.uid:
+        return None
+    return Membership(GangKey(meta.namespace, object_name(f"pod.{meta.name}")), 1, single=True)
 
 
 def _leader_worker_group(pod: Pod) -> Membership | None:

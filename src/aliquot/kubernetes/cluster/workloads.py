@@ -110,6 +110,11 @@ class GangPods:
         return [one for pod in every if (one := membership_of(pod)) is not None]
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is a single pod that preempts others."""
+        return any(one.single for one in self.memberships)
+
+    @property
     def source(self) -> Source | None:
         """The object that knows the gang's size, if its pods do not say it."""
         return next((one.source for one in self.memberships if one.source), None)

@@ -141,6 +141,7 @@ class Extender:
                 asyncio.get_running_loop().call_soon(self._planner.prepare)  # after the answer
             elif answer.by_gang:
                 count("gang waits")
+                self._waiting.done(pod.metadata.uid)
             else:
                 count("invalid request" if answer.invalid else "insufficient GPUs")
                 self._waiting.refused(pod, self._rules.advised(pod, answer))

@@ -103,6 +103,8 @@ class WaitingPods:
     def refused(self, pod: Pod, answer: Answer) -> None:
         """A pod fits none of the nodes that kube-scheduler offered."""
         offered = OfferedNodes.of(self._planner.cluster, answer.refused)
+        if pod.metadata.uid not in self._waits:
+            self._changes.notify()  # it may preempt
         one = self._waits.setdefault(pod.metadata.uid, _WaitingPod(pod, offered))
         one.pod, one.offered = pod, offered
         one.in_vain += one.fits

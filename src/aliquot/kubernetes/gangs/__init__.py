@@ -11,6 +11,7 @@
 - `missing`: which members would need GPUs that the cluster does not have.
 - `observe`: whether a gang may be planned yet, and the input of a step and of a decision.
 - `planning`: when all gangs are decided again: in a thread, and only if something changed.
+- `preempting`: single pods that may preempt: they become gangs of one.
 - `registry`: the states of all gangs, and the one place that changes them.
 - `resume`: how a new leader goes on from what the leader before has written.
 - `single_pods`: pods in no gang: whether queue limits and planned starts let them start.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.workloads import Workloads
     from aliquot.kubernetes.gangs.missing import MissingWork
+    from aliquot.kubernetes.gangs.preempting import OfferedToSingles
     from aliquot.kubernetes.gangs.registry import GangRegistry
     from aliquot.kubernetes.gangs.single_pods import SinglePods
     from aliquot.kubernetes.gangs.state import GangState
@@ -46,6 +47,7 @@ class Answers:
         changes: Changes,
         term: Term,
         now: Callable[[], float],
+        offered: OfferedToSingles,
     ) -> None:
         self._workloads = workloads
         self._registry = registry
@@ -55,6 +57,7 @@ class Answers:
         self._changes = changes
         self._term = term
         self._now = now
+        self._offered = offered
         self._refused: set[str] = set()  # single pods that gangs or queues keep from starting
         self.trouble = ""
 
@@ -70,9 +73,12 @@ class Answers:
             if pods is not None and uid in pods.others:
                 return None
             return _refusal(names, f"gang {membership.key}: this pod was not seen yet")
+        if membership.single and self._offered.record(uid, names):
+            self._changes.notify()
         if not gang.reservation.is_open(uid):
             why = self.trouble or gang.reason or "it was not planned yet"
-            return _refusal(names, f"gang {gang.key} is {gang.phase.lower()}: {why}")
+            who = f"pod {pod.key}" if membership.single else f"gang {gang.key}"
+            return _refusal(names, f"{who} is {gang.phase.lower()}: {why}")
         place = gang.reservation.places[uid]
         if place.node in names:
             return Answer((place.node,))
@@ -96,6 +102,7 @@ class Answers:
     def pod_started(self, uid: str) -> None:
         """A pod has its node, or is gone."""
         self._refused.discard(uid)
+        self._offered.forget(uid)
 
     def lets(self, pod: Pod, offered: OfferedNodes) -> bool:
         """Whether a single pod that waits may go to one of these nodes now."""

@@ -35,6 +35,7 @@ from aliquot.kubernetes.gangs.lifecycle import (
 from aliquot.kubernetes.gangs.missing import NO_SHORTAGE
 from aliquot.kubernetes.gangs.observe import Observer
 from aliquot.kubernetes.gangs.planning import Planning
+from aliquot.kubernetes.gangs.preempting import OfferedToSingles, PreemptingPods
 from aliquot.kubernetes.gangs.registry import GangRegistry
 from aliquot.kubernetes.gangs.single_pods import SinglePods
 from aliquot.kubernetes.gangs.sizes import FinishedMembers, MemberCount, SourceSizes, owners_of
@@ -121,6 +122,8 @@ class Gangs:
         self._evictor = Evictor(client, now, lambda: term.is_on)
         self._store = GangStore(client, now, lambda: term.is_on)
         self._events = GangEvents(recorder, workloads, self._store.object)
+        offered = self._offered = OfferedToSingles(cluster)
+        self._preempting = PreemptingPods(client, planner, view, registry, waiting, now)
         self._observer = Observer(
             workloads,
             registry,
@@ -129,6 +132,7 @@ class Gangs:
             view.topology,
             allocations,
             evictor=self._evictor,
+            offered=offered,
         )
         may_grow = options.patience is not None
         applier = DecisionApplier(
@@ -140,7 +144,7 @@ class Gangs:
         )
         self._single_pods = SinglePods(planner, workloads, registry, queues, allocations)
         self.answers = Answers(
-            workloads, registry, self._single_pods, queues, cluster, changes, term, now
+            workloads, registry, self._single_pods, queues, cluster, changes, term, now, offered
         )
         self._growth = Growth(client, view, registry, recorder, now)
         self._sizes = SourceSizes(client, view.asks, now)
@@ -274,7 +278,10 @@ class Gangs:
         # 7. Let running pods grow that their queues allow it.
         if self._term.lasts(number):
             await self._growth.answer(lambda: self._term.lasts(number))
-        # 8. Delete the Gang objects of gangs that are gone.
+        # 8. Let waiting single pods preempt that may: the next pass decides for them.
+        if self._term.lasts(number):
+            await self._preempting.look(lambda: self._term.lasts(number))
+        # 9. Delete the Gang objects of gangs that are gone.
         if self._term.lasts(number):
             await self._delete()
         self._looked()
@@ -380,7 +387,7 @@ class Gangs:
             written = record_write(after, gang.reservation.places, gang.eviction)
             self._registry.update(written)
 
-    # --- 5. to 8. act ------------------------------------------------------------------------
+    # --- 5. to 9. act ------------------------------------------------------------------------
 
     async def _open_gates(self) -> None:
         pods: list[Pod] = []
@@ -391,6 +398,8 @@ class Gangs:
                 pods += [one for one in mine.others.values() if not one.spec.node_name]
             else:
                 pods += self._count(gang).first
+            if mine.is_single:
+                members += [one for one in mine.unbound if self._offered.must_ask(one.metadata.uid)]
             pods += members
         await self._evictor.open(pods)
 

@@ -97,8 +97,9 @@ class GangEvents:
     def _record(self, key: GangKey, kind: Type, reason: str, message: str) -> None:
         pods = self._workloads.gangs.get(key)
         members: Sequence[Pod] = [] if pods is None else pods.members
+        about = "" if pods is None or pods.is_single else f"gang {key.name}: "
         for pod in members[:MOST_PODS]:
-            self._recorder.record(PODS, pod, kind, reason, f"gang {key.name}: {message}")
+            self._recorder.record(PODS, pod, kind, reason, f"{about}{message}")
         self._delayed.setdefault(key, deque(maxlen=MOST_DELAYED)).append((kind, reason, message))
         self.written(key)
 

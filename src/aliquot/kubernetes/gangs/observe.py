@@ -35,9 +35,12 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.extender.planner import Planner
     from aliquot.kubernetes.gangs.evictions import Evictor
     from aliquot.kubernetes.gangs.lifecycle import Step
+    from aliquot.kubernetes.gangs.preempting import OfferedToSingles
     from aliquot.kubernetes.gangs.registry import GangRegistry
     from aliquot.kubernetes.gangs.sizes import MemberCount
     from aliquot.kubernetes.gangs.state import GangState, MemberPlace, PlannedStart
+
+NOT_OFFERED = "kube-scheduler is asked which nodes it may go to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Observer:
         allocations: WorkloadAllocations,
         *,
         evictor: Evictor,
+        offered: OfferedToSingles,
     ) -> None:
         self._workloads = workloads
         self._registry = registry
@@ -97,6 +101,7 @@ class Observer:
         self._topology = topology
         self._allocations = allocations
         self._evictor = evictor
+        self._offered = offered
         self._considered: dict[str, int] = {}
         self._decisions = 0
         self.counts: Mapping[GangKey, MemberCount] = {}
@@ -199,6 +204,9 @@ class Observer:
         if gang.has_places or gang.eviction is not None or (started and not unbound):
             return None
         why = None if count is None else count.not_ready(started=started)
+        closed = self._closed(pods)
+        if closed is None and why is None:
+            why = Phase.GATHERING, NOT_OFFERED
         if why is not None:
             self._report(gang, *why)
             return None
@@ -215,8 +223,18 @@ class Observer:
         except InvalidRequestError as error:
             self._report(gang, Phase.REFUSED, str(error))
             return None
-        limits = [NodeConstraints.of(one, gang.retry.barred) for one in unbound]
+        barred = (closed or frozenset()).union(gang.retry.barred)
+        limits = [NodeConstraints.of(one, barred) for one in unbound]
         return Ready(pods, unbound, requests, limits)
+
+    def _closed(self, pods: GangPods) -> frozenset[str] | None:
+        """The nodes that kube-scheduler does not offer; None if it must be asked first.
+
+        A gang waits behind its gates, so kube-scheduler knows nothing about it yet.
+        """
+        if not pods.is_single or not pods.unbound:
+            return frozenset()
+        return self._offered.closed(pods.unbound[0].metadata.uid)
 
     def _refusal(self, pods: GangPods) -> str:
         """Why a gang cannot start in its queue; empty if it can.

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE
+from aliquot.kubernetes.api.names import DURATION
 from aliquot.kubernetes.api.queue import DEFAULT
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.api.times import seconds_at
@@ -22,6 +22,7 @@ from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
 from aliquot.kubernetes.gangs.missing import MissingPod, MissingWork
+from aliquot.kubernetes.gangs.preempting import why_never
 from aliquot.placement.core.demand import Demand, Gang
 from aliquot.placement.queues.quota import Bound, Tree, needs, prefixes, within_quota
 
@@ -44,6 +45,7 @@ PLANNED = (
     f" declares a short {DURATION} may start before them"
 )
 WITH_THIS = "with this pod it would have"
+RECLAIMS = "so it preempts what other queues borrow, if that is enough for it to start"
 
 
 class SinglePods:
@@ -90,7 +92,7 @@ class SinglePods:
         return self._place(pod, requests, names, now)
 
     def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
-        """The same; a pod that its queue's quota covers is told that only gangs reclaim."""
+        """The same; a pod that its queue's quota covers is told whether it may reclaim that."""
         queue = self._queue(pod)
         if answer.reason != "InsufficientGPUs" or not queue or self._queues.refusal_of(pod):
             return answer
@@ -99,12 +101,10 @@ class SinglePods:
         queues, used = self._queues.queues(), self._allocations.used(now, {pod.metadata.uid})
         if not within_quota([gang], queues, used, hardware):
             return answer
-        hint = (
-            f"The quota of queue {queue} covers it, and only gangs reclaim what others borrow:"
-            f" as a gang of one, with the labels {GANG}: {pod.metadata.name} and"
-            f' {GANG_SIZE}: "1", it would.'
-        )
-        return replace(answer, message=f"{answer.message} {hint}")
+        why_not = why_never(pod, self._planner.requests(pod))
+        hint = f"but it does not preempt: {why_not}" if why_not else RECLAIMS
+        covered = f"The quota of queue {queue} covers it, {hint}."
+        return replace(answer, message=f"{answer.message} {covered}")
 
     def may_bind(self, pod: Pod, now: float) -> None:
         """Check a pod that is about to be bound again; NotBoundError if it may not be.

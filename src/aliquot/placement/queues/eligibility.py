@@ -213,10 +213,20 @@ class Eligibility:
             parts.append(f"before {', '.join(put_off)}")
         if ended:
             hours = f"{lost / 3.6e6:.2f} GPU hours of work are lost"
-            parts.append(f"in place of {', '.join(ended)}: {hours}")
+            parts.append(f"in place of {', '.join(ended)}{self._since(victims)}: {hours}")
         return (
             f"starts {', and '.join(parts)}" if parts else "starts: no planned start is in its way"
         )
+
+    def _since(self, victims: Sequence[Running]) -> str:
+        """By which right the gang preempts those that run, as a clause to append."""
+        gangs = [one.gang for one in victims if one.start < self.now]
+        reclaims = {one.queue: self._reclaim(one.queue, self._used) for one in gangs}
+        lower = [one.priority for one in gangs if one.queue == self.gang.queue]
+        rights = list(dict.fromkeys(filter(None, reclaims.values())))
+        if lower:
+            rights.append(f"its priority {self.gang.priority} is above {max(lower)}")
+        return f", since {' and '.join(rights)}" if rights else ""
 
 
 class ReclaimBudget:
