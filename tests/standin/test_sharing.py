@@ -16,7 +16,7 @@ import pytest
 from aliquot.devices import CUDA
 from standin.changed import changed_driver
 from standin.conftest import MakeMachine
-from standin.machine import CONTEXT, GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
+from standin.machine import GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
 from support import wait_until
 
 LIMIT = 2 * GIB
@@ -309,63 +309,3 @@ def test_memory_stays_charged_while_a_descriptor_for_other_devices_is_open(
         return grant.counted() == before
 
     wait_until(is_settled)
-
-
-# --- linear memory by IPC handle
-
-
-def test_memory_opened_by_ipc_handle_is_charged_once_whoever_lets_go_last(
-    grant: Grant, tenant: Tenant, other: Tenant
-) -> None:
-    before = used(tenant)
-    for last in ("exporter", "importer"):
-        pointer = tenant.ok("alloc", PIECE)
-        tenant.does("fill", pointer, 7, PIECE)
-        code, handle = tenant("ipc_handle", pointer)
-        assert code == 0
-        opened = other.ok("open_ipc", handle)
-        assert other.ok("open_ipc", handle) == opened
-        assert other("read", opened, 4) == [0, 7, 7, 7, 7]
-        assert used(tenant) - before == PIECE
-        if last == "importer":
-            tenant.does("free", pointer)
-            wait_until(lambda: used(tenant) - before == PIECE)
-        other.does("close_ipc", opened)
-        other.does("close_ipc", opened)
-        if last == "exporter":
-            assert used(tenant) - before == PIECE
-            tenant.does("free", pointer)
-        wait_until(lambda: used(tenant) == before)
-
-
-def test_a_process_that_opened_memory_is_charged_once_its_creator_is_dead(
-    grant: Grant, tenant: Tenant, other: Tenant
-) -> None:
-    pointer = tenant.ok("alloc", PIECE)
-    opened = other.ok("open_ipc", tenant("ipc_handle", pointer)[1])
-    alone = used(other) - CONTEXT
-    tenant.kill()
-    wait_until(lambda: used(other) == alone)
-    other.does("close_ipc", opened)
-    wait_until(lambda: used(other) == alone - PIECE)
-
-
-def test_a_parent_and_two_children_exchange_a_thousand_tensors(
-    machine: Machine, grant: Grant, tenant: Tenant, other: Tenant
-) -> None:
-    """As torch.multiprocessing does: the receiver opens, uses and closes what the sender made."""
-    children = [other, machine.tenant(grant).start()]
-    start, peak = used(tenant), 0
-    for number in range(1000):
-        child = children[number % 2]
-        giver, taker = (tenant, child) if number % 4 < 2 else (child, tenant)
-        pointer = giver.ok("alloc", 8 * MIB if number % 3 else 4096)
-        giver.does("fill", pointer, number % 251, 4096)
-        opened = taker.ok("open_ipc", giver("ipc_handle", pointer)[1])
-        assert taker("read", opened, 1) == [0, number % 251]
-        if number % 5 == 0:
-            peak = max(peak, used(tenant))
-        taker.does("close_ipc", opened)
-        giver.does("free", pointer)
-    wait_until(lambda: used(tenant) == start)
-    assert peak - start <= 8 * MIB + 2 * MIB

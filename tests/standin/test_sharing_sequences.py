@@ -123,9 +123,9 @@ class Side:
             self.tenant.does("free", pointer)
 
 
-@pytest.fixture
-def grant(machine: Machine) -> Grant:
-    return machine.grant(LIMIT)
+@pytest.fixture(params=[False, True], ids=["plain", "swap"])
+def grant(machine: Machine, request: pytest.FixtureRequest) -> Grant:
+    return machine.grant(LIMIT, swap=request.param)
 
 
 def on_gpu(stranger: Tenant) -> int:

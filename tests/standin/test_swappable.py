@@ -129,14 +129,7 @@ def test_memory_that_other_devices_get_stays(
     assert fixed(machine, grant) - before == 64 * MIB
 
 
-def test_there_are_no_ipc_handles(tenant: Tenant) -> None:
-    pointer = tenant.ok("alloc", 64 * MIB)
-    assert tenant("ipc_handle", pointer)[0] == NOT_SUPPORTED
-    assert tenant("attribute_of", pointer, IPC_CAPABLE)[1] & 0xFF == 0
-
-
 def test_without_swap_nothing_changes(machine: Machine) -> None:
     tenant = machine.tenant(machine.grant(GIB, name="plain")).start()
     pointer = tenant.ok("alloc", 64 * MIB)
-    assert tenant("ipc_handle", pointer)[0] == 0
     assert tenant("attribute_of", pointer, IPC_CAPABLE)[1] & 0xFF == 1

@@ -13,16 +13,13 @@
 #include "forward.h"
 #include "gate/base.h"
 #include "gate/gate.h"
-#include "glibc_floor.h"
 #include "session.h"
 #include "swap/carry.h"
 #include "swap/residence.h"
 #include "swap/swappable.h"
+#include "swap/thread.h"
 
-#include <dlfcn.h>
 #include <linux/futex.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -203,39 +200,12 @@ extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (
 
 /* --- its start ---------------------------------------------------------------------------------- */
 
-/* The driver needs threads, so their functions are there; before glibc 2.34 in a library of their own. */
-static void *thread_function(const char *name)
-{
-	void *found = dlsym(RTLD_DEFAULT, name);
-	__typeof__(&dlopen) open = (__typeof__(&dlopen))dlsym(RTLD_DEFAULT, "dlopen");
-	void *library = !found && open ? open("libpthread.so.0", RTLD_LAZY) : NULL;
-	return library ? dlsym(library, name) : found;
-}
-
 /* A child has no pieces, and no thread that moves them until it starts one. */
 static void forked(void)
 {
 	word = 0;
 	is_closed = false;
 	carry_forked();
-}
-
-/* With all signals blocked: they are for the program's own threads. */
-static bool start_thread(struct life *life)
-{
-	__typeof__(&pthread_create) create = (__typeof__(&pthread_create))thread_function(
-		"pthread_create");
-	__typeof__(&pthread_detach) detach = (__typeof__(&pthread_detach))thread_function(
-		"pthread_detach");
-	pthread_t thread;
-	sigset_t all, before;
-	sigfillset(&all);
-	sigprocmask(SIG_BLOCK, &all, &before);
-	bool started = create && create(&thread, NULL, move_memory, life) == 0;
-	sigprocmask(SIG_SETMASK, &before, NULL);
-	if (started && detach)
-		detach(thread);
-	return started;
 }
 
 void residence_start(void)
@@ -248,7 +218,7 @@ void residence_start(void)
 		return;
 	if (!atomic_exchange(&handles_forks, true))
 		__register_atfork(NULL, NULL, forked, NULL);
-	if (!start_thread(life))
+	if (!thread_start(move_memory, life))
 		forward_say("no thread can be started: this program's memory cannot leave the GPU");
 	else
 		atexit(end);

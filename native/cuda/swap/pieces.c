@@ -4,6 +4,7 @@
 #include "gate/base.h"
 #include "session.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -231,6 +232,16 @@ CUresult piece_unmap(struct piece *piece)
 		return result;
 	REAL(cuMemRelease)(piece->handle);
 	piece->handle = 0;
+	return result;
+}
+
+CUresult piece_export(const struct piece *piece, int *descriptor)
+{
+	CUresult result = REAL(cuMemExportToShareableHandle)(descriptor, piece->handle,
+	                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+	                                                     0);
+	if (result == CUDA_SUCCESS)
+		fcntl(*descriptor, F_SETFD, FD_CLOEXEC);
 	return result;
 }
 

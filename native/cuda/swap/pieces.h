@@ -25,6 +25,8 @@ struct piece {
 	const void *ending; /* the call that destroys that context now; NULL: none */
 	bool is_ready;      /* it is mapped, or away */
 	bool is_fixed;      /* it cannot leave: others may have it mapped */
+	uint64_t key;       /* whoever knows it may have the memory (sharing.h); 0: nobody */
+	uint32_t exports;   /* calls that make a descriptor of it now: it ends with the last one */
 	uint64_t block_id;  /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID; 0: not asked for yet */
 	uint64_t asked;     /* bytes of its one allocation; 0: it has none, or a slab */
 	uint64_t shadow;    /* of its one allocation: swappable.h */
@@ -42,6 +44,8 @@ void piece_end(struct piece *piece);
 /* The driver's calls for a piece's memory. After an error nothing has changed. */
 CUresult piece_map(struct piece *piece);
 CUresult piece_unmap(struct piece *piece);
+/* A descriptor of its memory. No program that this one starts has it: the memory would stay on the GPU with it. */
+CUresult piece_export(const struct piece *piece, int *descriptor);
 
 /* Whether an address is in a reserved range. Takes no lock. */
 bool pieces_have(CUdeviceptr address);

@@ -91,13 +91,14 @@ static void unlist(const struct piece *piece)
 		*at = piece->next_slab;
 }
 
-/* With the lock: the piece is out of sight. */
-static void retire(struct piece *piece)
+/* With the lock: the piece is out of sight. True: the caller ends it, and else who exports it now. */
+static bool retire(struct piece *piece)
 {
 	piece->is_ready = false;
 	piece->asked = 0;
 	if (piece->slab)
 		unlist(piece);
+	return piece->exports == 0;
 }
 
 static void end(struct piece *piece)
@@ -117,10 +118,9 @@ void places_give(CUdeviceptr address)
 		slab_give(piece->slab, (uint32_t)((address - piece->address) / SLAB_STEP));
 		is_empty = piece->slab->used == 0;
 	}
-	if (is_empty)
-		retire(piece);
+	bool is_ours = is_empty && retire(piece);
 	pieces_unlock();
-	if (is_empty)
+	if (is_ours)
 		end(piece);
 }
 
@@ -153,10 +153,8 @@ static struct piece *take_ended(const void *by)
 {
 	pieces_lock();
 	struct piece *piece = piece_from(0);
-	while (piece && !(piece->ending == by && piece->is_ready))
+	while (piece && !(piece->ending == by && piece->is_ready && retire(piece)))
 		piece = piece_from(piece->address + piece->bytes);
-	if (piece)
-		retire(piece);
 	pieces_unlock();
 	return piece;
 }
@@ -182,7 +180,8 @@ bool places_find(CUdeviceptr address, struct place *out)
 		                      .bytes = piece->asked,
 		                      .shadow = piece->shadow,
 		                      .piece = piece->address,
-		                      .piece_bytes = piece->bytes};
+		                      .piece_bytes = piece->bytes,
+		                      .context = piece->context};
 		uint32_t start = piece->slab ? slab_find(piece->slab, address - piece->address) : 0;
 		if (piece->slab && start != SLAB_NOWHERE) {
 			out->base += (uint64_t)start * SLAB_STEP;
@@ -225,13 +224,54 @@ uint64_t places_block_id(CUdeviceptr address)
 	return id;
 }
 
-void places_fix(CUdeviceptr address)
+/* --- memory for others ------------------------------------------------------------------------- */
+
+/* With the lock. Returns how many bytes are movable no longer. */
+static uint64_t fix(struct piece *piece)
 {
-	pieces_lock();
-	struct piece *piece = piece_at(address);
 	uint64_t fixed = piece && piece->is_ready && !piece->is_fixed ? piece->bytes : 0;
 	if (fixed)
 		piece->is_fixed = true;
+	return fixed;
+}
+
+void places_fix(CUdeviceptr address)
+{
+	pieces_lock();
+	uint64_t fixed = fix(piece_at(address));
 	pieces_unlock();
 	session_count_movable(-(int64_t)fixed);
+}
+
+uint64_t places_share(CUdeviceptr address, uint64_t fresh)
+{
+	pieces_lock();
+	struct piece *piece = piece_at(address);
+	uint64_t fixed = fix(piece), key = 0;
+	if (piece && piece->is_ready)
+		key = piece->key = piece->key ? piece->key : fresh;
+	pieces_unlock();
+	session_count_movable(-(int64_t)fixed);
+	return key;
+}
+
+CUresult places_export(CUdeviceptr address, uint64_t key, int *descriptor)
+{
+	if (!key || !pieces_have(address))
+		return CUDA_ERROR_INVALID_VALUE;
+	pieces_lock();
+	struct piece *piece = piece_at(address);
+	bool found = piece && piece->is_ready && piece->address == address && piece->key == key;
+	if (found)
+		piece->exports++;
+	pieces_unlock();
+	if (!found)
+		return CUDA_ERROR_INVALID_VALUE;
+	CUresult result = piece_export(piece, descriptor);
+	pieces_lock();
+	bool is_ours = --piece->exports == 0 && !piece->is_ready;
+	pieces_unlock();
+	if (is_ours)
+		end(piece);
+	return result;
 }

@@ -25,6 +25,7 @@ struct place {
 	CUdeviceptr shadow;
 	CUdeviceptr piece;
 	uint64_t piece_bytes;
+	CUcontext context; /* the allocation ends with it */
 };
 
 /* The allocation that has this byte; false: none of ours. */
@@ -42,5 +43,10 @@ uint64_t places_block_id(CUdeviceptr piece);
 
 /* The piece with this byte cannot leave any more: its memory was handed out. */
 void places_fix(CUdeviceptr address);
+
+/* The same, and let others ask for it: the key of the piece, which is `fresh` if it has none yet. */
+uint64_t places_share(CUdeviceptr piece, uint64_t fresh);
+/* A descriptor of a piece that was shared under this key. The piece may be freed meanwhile. */
+CUresult places_export(CUdeviceptr piece, uint64_t key, int *descriptor);
 
 #endif

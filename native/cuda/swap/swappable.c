@@ -108,9 +108,8 @@ CUresult swappable_free(const struct allocation *allocation)
 	return allocation_freed(&allocated_pointers, allocation, result);
 }
 
-/* Wait until the GPU has done what the current context gave it, without touching any capture: only
- * cuMemFree does that. */
-static void wait_for_context(CUcontext context)
+/* Only cuMemFree does that. */
+void swappable_wait(CUcontext context)
 {
 	CUdeviceptr pointer;
 	CUcontext popped;
@@ -131,7 +130,7 @@ CUresult swappable_free_async(const struct allocation *allocation, __typeof__(&c
 	gate_close_before_wait();
 	FREE_SHADOW(allocation, real(allocation->shadow, stream));
 	if (result == CUDA_SUCCESS) {
-		wait_for_context(allocation->context);
+		swappable_wait(allocation->context);
 		places_give(allocation->key);
 	}
 	return allocation_freed(&allocated_pointers, allocation, result);

@@ -52,4 +52,7 @@ CUresult swappable_free(const struct allocation *allocation);
 CUresult swappable_free_async(const struct allocation *allocation, __typeof__(&cuMemFreeAsync) real,
                               CUstream stream);
 
+/* Wait until the GPU has done what the context gave it, as cuMemFree does, without touching any capture. */
+void swappable_wait(CUcontext context);
+
 #endif

@@ -2,8 +2,6 @@
 #include "pieces.h"
 #include "swappable.h"
 
-#include <fcntl.h>
-
 static bool can_leave(const struct piece *piece)
 {
 	return piece->is_ready && !piece->is_fixed;
@@ -35,21 +33,10 @@ static struct piece *find(CUdeviceptr address)
 	return piece && piece->address == address && can_leave(piece) ? piece : NULL;
 }
 
-/* No program that this one starts shall have the descriptor: the memory would stay on the GPU with it. */
-static CUresult export(const struct piece *piece, int *descriptor)
-{
-	CUresult result = REAL(cuMemExportToShareableHandle)(descriptor, piece->handle,
-	                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-	                                                     0);
-	if (result == CUDA_SUCCESS)
-		fcntl(*descriptor, F_SETFD, FD_CLOEXEC);
-	return result;
-}
-
 CUresult swappable_export(CUdeviceptr address, int *descriptor)
 {
 	const struct piece *piece = find(address);
-	return piece && piece->handle ? export(piece, descriptor) : CUDA_ERROR_INVALID_VALUE;
+	return piece && piece->handle ? piece_export(piece, descriptor) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult swappable_take_away(CUdeviceptr address)
@@ -66,7 +53,7 @@ CUresult swappable_bring_back(CUdeviceptr address, int *descriptor)
 	CUresult result = piece_map(piece);
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = export(piece, descriptor);
+	result = piece_export(piece, descriptor);
 	if (result != CUDA_SUCCESS)
 		piece_unmap(piece);
 	return result;

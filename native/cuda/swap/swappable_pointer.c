@@ -2,7 +2,6 @@
  * address or the size is set right here. */
 #include "places.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 static void put(void *out, uint64_t value, size_t size)
@@ -33,10 +32,9 @@ static void correct(void *out, CUpointer_attribute which, CUdeviceptr pointer,
 	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
 		put(out, places_block_id(view->piece), sizeof(uint64_t));
 		break;
-	/* Other devices must not pin memory that leaves. The other two are not made so. */
+	/* Other devices must not pin memory that leaves; the other is not made so. */
 	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
 	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
 		put(out, false, sizeof(bool));
 		break;
 	default:
@@ -105,18 +103,4 @@ CUresult hook_get_access(__typeof__(&cuMemGetAccess) real, unsigned long long *f
 CUresult hook_address_free(__typeof__(&cuMemAddressFree) real, CUdeviceptr address, size_t bytes)
 {
 	return real(places_driver_address(address), bytes);
-}
-
-/* --- memory for other processes ----------------------------------------------------------------- */
-
-CUresult hook_ipc_get(__typeof__(&cuIpcGetMemHandle) real, CUipcMemHandle *handle,
-                      CUdeviceptr pointer)
-{
-	static _Atomic bool said;
-	struct place view;
-	if (!places_find(pointer, &view))
-		return real(handle, places_driver_address(pointer));
-	if (!atomic_exchange(&said, true))
-		forward_say("memory of a slice with --swap has no IPC handles");
-	return CUDA_ERROR_NOT_SUPPORTED;
 }

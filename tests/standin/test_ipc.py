@@ -1,0 +1,181 @@
+"""Memory of cuMemAlloc that processes share by IPC handle, as torch.multiprocessing does.
+
+The same in a slice whose memory can leave the GPU: there the driver has no such handles, and the
+stand-in makes them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from standin.machine import GIB, MIB, Grant, Machine, Tenant
+from support import wait_until
+
+LIMIT = 2 * GIB
+PIECE = 64 * MIB
+INVALID_VALUE, INVALID_CONTEXT = 1, 201
+IPC_CAPABLE = 10  # an attribute of pointers
+
+
+def start(machine: Machine, grant: Grant) -> Tenant:
+    """A program that has a small allocation: the first one takes a page."""
+    tenant = machine.tenant(grant).start()
+    tenant.ok("alloc", 512)
+    return tenant
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "swap"])
+def grant(machine: Machine, request: pytest.FixtureRequest) -> Grant:
+    return machine.grant(LIMIT, swap=request.param)
+
+
+@pytest.fixture
+def swappable(machine: Machine) -> Grant:
+    return machine.grant(LIMIT, name="swappable", swap=True)
+
+
+@pytest.fixture
+def tenant(machine: Machine, grant: Grant) -> Tenant:
+    return start(machine, grant)
+
+
+@pytest.fixture
+def other(machine: Machine, grant: Grant) -> Tenant:
+    return start(machine, grant)
+
+
+def used(tenant: Tenant) -> int:
+    """What the slice has in use: programs and the driver."""
+    _, free, total = tenant("info")
+    return int(total - free)
+
+
+def handle_of(tenant: Tenant, pointer: int) -> str:
+    code, handle = tenant("ipc_handle", pointer)
+    assert code == 0
+    return str(handle)
+
+
+def test_memory_opened_by_ipc_handle_is_charged_once_whoever_lets_go_last(
+    grant: Grant, tenant: Tenant, other: Tenant
+) -> None:
+    before = used(tenant)
+    for last in ("exporter", "importer"):
+        pointer = tenant.ok("alloc", PIECE)
+        tenant.does("fill", pointer, 7, PIECE)
+        handle = handle_of(tenant, pointer)
+        opened = other.ok("open_ipc", handle)
+        assert other.ok("open_ipc", handle) == opened
+        assert other("read", opened, 4) == [0, 7, 7, 7, 7]
+        assert used(tenant) - before == PIECE
+        if last == "importer":
+            tenant.does("free", pointer)
+            wait_until(lambda: used(tenant) - before == PIECE)
+        other.does("close_ipc", opened)
+        other.does("close_ipc", opened)
+        if last == "exporter":
+            assert used(tenant) - before == PIECE
+            tenant.does("free", pointer)
+        wait_until(lambda: used(tenant) == before)
+
+
+def test_a_process_that_opened_memory_is_charged_once_its_creator_is_dead(
+    machine: Machine, grant: Grant, other: Tenant
+) -> None:
+    before = used(other)
+    tenant = start(machine, grant)
+    opened = other.ok("open_ipc", handle_of(tenant, tenant.ok("alloc", PIECE)))
+    tenant.kill()
+    wait_until(lambda: used(other) == before + PIECE)
+    other.does("close_ipc", opened)
+    wait_until(lambda: used(other) == before)
+
+
+def test_a_parent_and_two_children_exchange_a_thousand_tensors(
+    machine: Machine, grant: Grant, tenant: Tenant, other: Tenant
+) -> None:
+    """As torch.multiprocessing does: the receiver opens, uses and closes what the sender made."""
+    children = [other, start(machine, grant)]
+    before, peak = used(tenant), 0
+    for number in range(1000):
+        child = children[number % 2]
+        giver, taker = (tenant, child) if number % 4 < 2 else (child, tenant)
+        pointer = giver.ok("alloc", 8 * MIB if number % 3 else 4096)
+        giver.does("fill", pointer, number % 251, 4096)
+        opened = taker.ok("open_ipc", handle_of(giver, pointer))
+        assert taker("read", opened, 1) == [0, number % 251]
+        if number % 5 == 0:
+            peak = max(peak, used(tenant))
+        taker.does("close_ipc", opened)
+        giver.does("free", pointer)
+    wait_until(lambda: used(tenant) == before)
+    assert peak - before <= 8 * MIB + 2 * MIB
+
+
+def test_both_see_what_the_other_writes(tenant: Tenant, other: Tenant) -> None:
+    large, small = tenant.ok("alloc", PIECE), tenant.ok("alloc", 4096)
+    for pointer in (large, small):
+        opened = other.ok("open_ipc", handle_of(tenant, pointer))
+        other.does("fill", opened, 9, 4096)
+        other.does("synchronize")
+        assert tenant("read", pointer, 2) == [0, 9, 9]
+        other.does("close_ipc", opened)
+        assert other("close_ipc", opened)[0] == INVALID_VALUE
+
+
+def test_a_handle_stays_the_same_while_its_memory_lives(tenant: Tenant) -> None:
+    pointer = tenant.ok("alloc", PIECE)
+    first = handle_of(tenant, pointer)
+    assert handle_of(tenant, pointer) == first
+    assert tenant("attribute_of", pointer, IPC_CAPABLE)[1] & 0xFF == 1
+    assert tenant("open_ipc", first)[0] == INVALID_CONTEXT, "not in the process that made it"
+
+
+# --- memory that can leave the GPU
+
+
+def test_a_handle_of_freed_memory_opens_nothing(machine: Machine, swappable: Grant) -> None:
+    giver, taker = start(machine, swappable), start(machine, swappable)
+    pointer = giver.ok("alloc", PIECE)
+    stale = handle_of(giver, pointer)
+    giver.does("free", pointer)
+    assert taker("open_ipc", stale)[0] == INVALID_VALUE
+    for _ in range(4):  # the addresses are used again
+        again = giver.ok("alloc", PIECE)
+        assert handle_of(giver, again) != stale
+        assert taker("open_ipc", stale)[0] == INVALID_VALUE
+        giver.does("free", again)
+
+
+def test_a_handle_of_a_dead_process_opens_nothing(machine: Machine, swappable: Grant) -> None:
+    giver, taker = start(machine, swappable), start(machine, swappable)
+    handle = handle_of(giver, giver.ok("alloc", PIECE))
+    giver.kill()
+    assert taker("open_ipc", handle)[0] == INVALID_VALUE
+
+
+@pytest.mark.parametrize("byte", range(0, 48, 4))
+def test_a_changed_handle_is_refused(machine: Machine, swappable: Grant, byte: int) -> None:
+    giver, taker = start(machine, swappable), start(machine, swappable)
+    handle = bytearray.fromhex(handle_of(giver, giver.ok("alloc", PIECE)))
+    handle[byte + 3] ^= 0x55
+    assert taker("open_ipc", handle.hex())[0] != 0
+    giver.does("synchronize")
+    assert taker("open_ipc", handle_of(giver, giver.ok("alloc", PIECE)))[0] == 0
+
+
+def test_shared_memory_is_fixed(machine: Machine, swappable: Grant) -> None:
+    tenant = start(machine, swappable)
+    pointer = tenant.ok("alloc", PIECE)
+
+    def fixed() -> int:
+        (process,) = machine.grant_status(swappable)["processes"]
+        return int(process["fixed_bytes"])
+
+    before = fixed()
+    handle_of(tenant, pointer)
+    assert fixed() - before == PIECE
+    handle_of(tenant, pointer)
+    assert fixed() - before == PIECE
+    tenant.does("free", pointer)
+    assert fixed() == before
