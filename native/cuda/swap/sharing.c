@@ -325,9 +325,9 @@ static CUresult import(const struct handle *handle, struct opened *piece)
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	CUstreamCaptureMode mode = gate_relax_capture_mode();
-	CUresult result = REAL(cuMemImportFromShareableHandle)(&piece->handle,
-	                                                       (void *)(intptr_t)descriptor,
-	                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	CUresult result = REAL(
+		cuMemImportFromShareableHandle)(&piece->handle, (void *)(intptr_t)descriptor,
+		                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	close(descriptor);
 	if (result == CUDA_SUCCESS)
 		result = map(piece);
@@ -407,7 +407,8 @@ CUresult hook_ipc_open(__typeof__(&cuIpcOpenMemHandle_v2) real, CUdeviceptr *out
 	struct sharing *self = session_is_open() ? sharing() : NULL;
 	if (!self)
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context || handle.listener == self->name)
+	if (REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context ||
+	    handle.listener == self->name)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	CUdeviceptr address;
 	CUresult result = open_piece(self, &handle, context, &address);
