@@ -145,7 +145,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     with_: str | None = None,
     apart_from: Names = (),
     alone: bool = False,
-    swap: bool = False,
+    swap: bool | None = None,
     park_after: str | float | None = None,
     wait: bool | str | float = False,
     queue: str | None = None,
@@ -321,7 +321,7 @@ class JobSettings(TypedDict, total=False):
     with_: str | None
     apart_from: Names
     alone: bool
-    swap: bool
+    swap: bool | None
     park_after: str | float | None
     retries: int
     notice: float
@@ -367,7 +367,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
     with_: str | None = None,
     apart_from: Names = (),
     alone: bool = False,
-    swap: bool = False,
+    swap: bool | None = None,
     park_after: str | float | None = None,
     retries: int = 0,
     notice: float = 30.0,
@@ -467,7 +467,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
     with_: str | None = None,
     apart_from: Names = (),
     alone: bool = False,
-    swap: bool = False,
+    swap: bool | None = None,
     park_after: str | float | None = None,
 ) -> Request:
     """The request that these settings mean, written as options of `aliquot run` are."""

@@ -14,7 +14,7 @@ from aliquot.model import Amount, Grant, GrantState, Parking, ParkingStep, Reque
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job
 from aliquot.model.owner import Owner
-from aliquot.model.parking_rule import ParkingRule, parse_parking_rule
+from aliquot.model.parking_rule import NEVER, ParkingRule, parse_parking_rule
 from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
 from aliquot.pool.wanted import wanted_slices
@@ -44,15 +44,19 @@ class TestRequest:
 
     @pytest.mark.parametrize(
         ("text", "rule"),
-        [("10m", ParkingRule(600.0)), ("1h30m, Always", ParkingRule(5400.0, always=True))],
+        [
+            ("10m", ParkingRule(600.0)),
+            ("never", NEVER),
+            ("1h30m, Always", ParkingRule(5400.0, always=True)),
+        ],
     )
     def test_it_is_written_as_a_time(self, text: str, rule: ParkingRule) -> None:
         assert parse_parking_rule(text) == rule
         assert parse_parking_rule(str(rule)) == rule
 
-    @pytest.mark.parametrize("text", ["", "always", "10m,never", "10m,", "10m,always,always"])
+    @pytest.mark.parametrize("text", ["", "0s", "always", "10m,never", "10m,", "10m,always,always"])
     def test_other_words_are_refused(self, text: str) -> None:
-        with pytest.raises(InvalidValueError, match=r"duration|idle program is parked"):
+        with pytest.raises(InvalidValueError, match=r"duration|cannot be|idle program"):
             parse_parking_rule(text)
 
     def test_an_earlier_pool_is_not_told_of_it(self) -> None:
@@ -64,7 +68,7 @@ class TestRequest:
         with pytest.raises(InvalidValueError, match="--park-after needs --swap"):
             Request(memory=EIGHT, park_after=ParkingRule(600.0))
 
-    @pytest.mark.parametrize("seconds", [0.0, 0.5, -1.0, float("nan"), float("inf")])
+    @pytest.mark.parametrize("seconds", [0.5, -1.0, float("nan"), float("inf")])
     def test_it_is_a_second_or_more(self, seconds: float) -> None:
         with pytest.raises(InvalidValueError, match="--park-after cannot be"):
             ParkingRule(seconds)

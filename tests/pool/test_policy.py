@@ -12,6 +12,8 @@ import pytest
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.idle import IdleAction, IdleRule
 from aliquot.model.owner import Owner
+from aliquot.model.parking_rule import ParkingRule
+from aliquot.model.request import SwapDefault
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.pool import arbiter_limits
 from aliquot.pool.access import Caller
@@ -43,6 +45,9 @@ def test_the_example_says_everything() -> None:
     assert policy.users == {"alice": UserQuota(gpus=8)}
     assert (policy.half_life_seconds, policy.admin_groups) == (86400.0, ("aliquot-admin",))
     assert policy.idle_rules == {"research": IdleRule(1800.0, IdleAction.END, 7200.0)}
+    assert policy.swap_defaults == {
+        "research": SwapDefault(swap=True, park_after=ParkingRule(900.0))
+    }
     assert policy.idle_weight == 0.5
     assert policy.worker_processes == 8192
     assert policy.host_bytes == 64 * GIB
@@ -53,6 +58,12 @@ def test_a_queue_reports_idle_jobs_and_ends_none_unless_it_says_so(file: Path) -
     assert read_policy(file).idle_rules == {"a": IdleRule(1800.0)}
     file.write_text('[queues.a]\nidle_after = "30m"\nidle_action = "end"')
     assert read_policy(file).idle_rules == {"a": IdleRule(1800.0, IdleAction.END, 3600.0)}
+
+
+def test_a_queue_parks_only_slices_that_ask_for_swap_unless_it_swaps_all(file: Path) -> None:
+    file.write_text('[queues.a]\npark_after = "1h,always"')
+    default = read_policy(file).swap_defaults["a"]
+    assert default == SwapDefault(park_after=ParkingRule(3600.0, always=True))
 
 
 def test_an_empty_file_decides_nothing(file: Path) -> None:
@@ -90,6 +101,8 @@ def test_an_empty_file_decides_nothing(file: Path) -> None:
             '[queues.a]\nidle_after = "1h"\nidle_grace = "1h"',
             'queues.a.idle_grace: needs idle_action = "end"',
         ),
+        ("[queues.a]\nswap = 1", "queues.a.swap: 1 is not true or false"),
+        ('[queues.a]\npark_after = "soon"', "queues.a.park_after: 'soon' is not a duration"),
         ("colour = 1", "colour: is unknown"),
     ],
 )

@@ -287,7 +287,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     simulate: Simulate = None,
     *,
     alone: Alone = False,
-    swap: Swap = False,
+    swap: Swap = None,
     park_after: ParkAfter = None,
     wait: Annotated[
         str | None,

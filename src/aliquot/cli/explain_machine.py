@@ -45,9 +45,16 @@ def explain_machine(request: Request, simulate: str | None, *, json: bool) -> bo
     show_rows(COLUMNS, [_row(one, preview.grants, chosen) for one in preview.verdicts], Output())
     if preview.refusal is not None:
         print_note(f"The request does not fit: {_first_line(preview.refusal.message)}.")
+    if found.swap and found.swap != request.swap_options:
+        print_note(f"{by_queue(found)}.")
     if found.waiting is not None:
         print_note(f"{with_wait(found.waiting)}.")
     return preview.refusal is None
+
+
+def by_queue(found: RunPreview) -> str:
+    """What the request gets although it does not say so itself."""
+    return f"By default of its queue it has {found.swap}"
 
 
 def preview_json(found: RunPreview, request: Request, shape: Shape | None) -> dict[str, Any]:
@@ -76,6 +83,7 @@ def preview_json(found: RunPreview, request: Request, shape: Shape | None) -> di
             }
             for gpu in preview.gpus
         ],
+        "swap": found.swap or None,
         "gpus": [_gpu_json(one, preview.grants) for one in preview.verdicts],
     }
 

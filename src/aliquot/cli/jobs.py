@@ -538,10 +538,8 @@ def _each(request: dict[str, Any]) -> str:
     if least := request.get("min_strength"):
         gpus += f" of strength {format_strength(least)} or more"
     asked = decode_request(request)
-    swap = "--swap" if asked.swap else ""
-    if asked.park_after is not None:
-        swap += f" --park-after {asked.park_after}"
-    asks = " ".join(filter(None, (asked.which.options(), asked.neighbours.options(), swap)))
+    said = (asked.which.options(), asked.neighbours.options(), asked.swap_options)
+    asks = " ".join(filter(None, said))
     which = f"; {asks}" if asks else ""
     if asked.amount is None:
         return f"{gpus}, whole{which}"

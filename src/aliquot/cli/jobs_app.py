@@ -201,7 +201,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     simulate: Simulate = None,
     *,
     alone: Alone = False,
-    swap: Swap = False,
+    swap: Swap = None,
     park_after: ParkAfter = None,
     follow: Annotated[
         bool,

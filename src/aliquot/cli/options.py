@@ -104,22 +104,25 @@ Alone = Annotated[
 ]
 
 Swap = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--swap",
+        "--swap/--no-swap",
+        show_default=False,
         help="Let its memory leave the GPU: while it is suspended, its memory is on the host and "
-        "others use the GPU. Allocations of cuMemAlloc move; other memory stays. For one GPU.",
+        "others use the GPU. Allocations of cuMemAlloc move; other memory stays. For one GPU. "
+        "Without either: as the queue says in pool.toml, else no.",
     ),
 ]
 ParkAfter = Annotated[
     str | None,
     typer.Option(
         "--park-after",
-        metavar="DURATION[,always]",
+        metavar="DURATION[,always]|never",
         show_default=False,
         help="With --swap: when it has done no GPU work for so long (10m, 2h) and somebody wants "
         "the room, move its memory to the host; with ,always (10m,always) also if nobody does. It "
-        "runs on; its next call that needs the memory brings it back, or waits for room.",
+        "runs on; its next call that needs the memory brings it back, or waits for room. "
+        "Without it: as the queue says, else never.",
     ),
 ]
 

@@ -70,7 +70,7 @@ def preview_run(  # noqa: PLR0913 - one for each option
     json: bool,
 ) -> None:
     """Print what the command would get, or raise why it would not run. Makes nothing."""
-    from aliquot.cli.explain_machine import preview_json  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.explain_machine import by_queue, preview_json  # noqa: PLC0415 - imported when needed
 
     slices.refuse_nested(os.environ)
     slices.find_command(command[0])
@@ -94,6 +94,8 @@ def preview_run(  # noqa: PLR0913 - one for each option
     chosen = {gpu.uuid for gpu in found.preview.gpus}
     reasons = {one.why for one in found.preview.verdicts if one.shared.gpu.uuid in chosen}
     print_text(f"The command would get {text}: {'; '.join(sorted(reasons))}.\n")
+    if found.swap and found.swap != request.swap_options:
+        print_text(f"{by_queue(found)}.\n")
 
 
 def _shape(simulate: str | None) -> Shape | None:

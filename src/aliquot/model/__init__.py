@@ -16,7 +16,7 @@ All of them are immutable. Nothing here does input or output or imports another 
 - `neighbours`: which slices may be on one GPU: with a label, apart from labels, or alone.
 - `owner`: the user that a job belongs to.
 - `parking_rule`: when the memory of an idle program leaves its GPU.
-- `request`: what one worker asks for: GPUs, memory, compute, priority.
+- `request`: what one worker asks for: GPUs, memory, compute, priority; and defaults for it.
 - `selection`: which GPUs a request may use: by model, by name, and not those.
 - `strength`: how strong a GPU is, by its model or by what it reports.
 - `units`: amounts of memory, durations and shares of compute time, as people write them.

@@ -37,7 +37,8 @@ class Request:
     each other.
 
     With `swap` its memory can leave the GPU while its programs wait. `park_after` says when it
-    leaves by itself because they are idle; it returns when one needs it. None: it stays.
+    leaves by itself because they are idle; it returns when one needs it. None: as the queue says,
+    else never.
     """
 
     gpus: int = 1
@@ -51,7 +52,7 @@ class Request:
     which: GpuSelection = field(default_factory=GpuSelection)
     neighbours: Neighbours = field(default_factory=Neighbours)
     owner: int | None = None
-    swap: bool = False
+    swap: bool | None = None
     park_after: ParkingRule | None = None
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class Request:
                 "--swap needs --memory: a whole GPU has no room for what copies its memory",
                 "Ask for at least 1 GiB less than the GPU has.",
             )
-        if self.park_after is not None and not self.swap:
+        if self.park_after and not self.swap:
             raise InvalidValueError(
                 "--park-after needs --swap: only then can memory leave the GPU", "Add --swap."
             )
@@ -96,6 +97,12 @@ class Request:
     def is_whole(self) -> bool:
         """Whether it asks for whole GPUs."""
         return self.amount is None
+
+    @property
+    def swap_options(self) -> str:
+        """--swap and --park-after as they hold for it; empty if its memory stays on the GPU."""
+        after = f" --park-after {self.park_after}" if self.park_after else ""
+        return f"--swap{after}" if self.swap else ""
 
     @property
     def occupant(self) -> Occupant:
@@ -122,3 +129,22 @@ class Request:
             policy=self.policy,
             priority=self.priority,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SwapDefault:
+    """What a queue adds to requests that do not say it: `swap`, and `park_after` for those with it.
+
+    Requests for several GPUs or for whole ones stay as they are.
+    """
+
+    swap: bool = False
+    park_after: ParkingRule | None = None
+
+    def applied(self, request: Request) -> Request:
+        """The request with what it does not say itself."""
+        swap = self.swap if request.swap is None else request.swap
+        if not swap or request.gpus > 1 or request.is_whole:
+            return request
+        after = self.park_after if request.park_after is None else request.park_after
+        return replace(request, swap=True, park_after=after)

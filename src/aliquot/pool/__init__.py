@@ -34,6 +34,7 @@
 - `preview`: what `aliquot run` would do now.
 - `processes`: processes by PID and start time.
 - `progress`: the speed that workers report, and how long a job rests after a resize.
+- `queue_defaults`: what a queue adds to requests that do not say it themselves.
 - `refusal`: what `aliquot run` says if nothing fits.
 - `retention`: which finished jobs are forgotten.
 - `run_client`: the client of `runs`, for `aliquot run`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from aliquot.model import Admission
@@ -22,6 +22,7 @@ from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.decision_input import AdmittedGrant
 from aliquot.pool.decision_names import run_name
 from aliquot.pool.peers import user_name
+from aliquot.pool.queue_defaults import with_swap_default
 from aliquot.pool.runs import RunMode, Waiting
 from aliquot.pool.store import RunGrant
 from aliquot.slices import control
@@ -30,10 +31,11 @@ from aliquot.slices.named_gpus import with_named_gpus
 from aliquot.slices.visible_devices import visible_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from aliquot.model import Slice
+    from aliquot.model.request import SwapDefault
     from aliquot.pool.runs import RunDesk, RunRequest
     from aliquot.pool.schedule import PoolScheduler
     from aliquot.pool.store import JobStore
@@ -44,11 +46,15 @@ AT_ONCE = 4  # commands of a user that do not wait, in one round
 
 @dataclass(frozen=True, slots=True)
 class RunAdmission:
-    """The commands that ask for grants of the arbiter in `state`, and those that have some."""
+    """The commands that ask for grants of the arbiter in `state`, and those that have some.
+
+    `swap_default` says what a queue adds to requests.
+    """
 
     desk: RunDesk
     state: Path
     store: JobStore
+    swap_default: Callable[[str], SwapDefault | None] = field(default=lambda _: None)
 
     def requests(self, status: Status) -> list[RunRequest]:
         """The commands to decide about. Those that could never start are refused."""
@@ -73,6 +79,8 @@ class RunAdmission:
         control.check_swap(status, run.request)
         if not run.accepted:
             run = _restricted(run, status)
+            default = self.swap_default(run.queue)
+            run = replace(run, request=with_swap_default(run.request, default, status))
             self.desk.accept(run)
         run = replace(run, request=run.request.of_owner(run.owner.uid, run.name))
         MachinePlan.of_empty(status).put(run.request, 1)
@@ -152,7 +160,7 @@ class RunAdmission:
                     slices,
                     together=run.request.together,
                     neighbours=run.request.neighbours,
-                    swap=run.request.swap,
+                    swap=bool(run.request.swap),
                     park_after=run.request.park_after,
                     owner=run.owner.uid,
                     pid=run.pid,

@@ -151,10 +151,15 @@ class PoolController:
         self._new_jobs.check_queue(caller, job.queue)
         self._new_jobs.check_stops_in_time(submission)
         job = self._new_jobs.with_named_gpus(job)
+        asked, job = job.request, self._new_jobs.with_swap_default(job)
         self._new_jobs.check_fits_empty_machine(job, submission.owner)
         with self._submitting:  # two at once would get one name, or pass a limit together
             made = self._new_jobs.made(replace(submission, job=job), indices, at_once, joins=joins)
             added = self.store.add_all(made, JobState(since=now))
+            if job.request != asked:
+                for one in added:
+                    why = f"by default of queue {job.queue} it has {job.request.swap_options}"
+                    self.store.add_event(one.job.number, one.state, why)
         self.wake()
         return added
 

@@ -207,7 +207,7 @@ def encode_request(request: Request) -> dict[str, Any]:
         del fields["which"]
     if not request.neighbours:
         del fields["neighbours"]
-    if not request.swap:
+    if request.swap is None:
         del fields["swap"]
     if request.park_after is None:
         del fields["park_after"]

@@ -25,6 +25,7 @@ from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.encoding import encode_submission
 from aliquot.pool.peers import group_names
 from aliquot.pool.policy import DEFAULT_JOBS
+from aliquot.pool.queue_defaults import with_swap_default
 from aliquot.pool.workers import job_label
 from aliquot.slices.named_gpus import with_named_gpus
 
@@ -125,6 +126,16 @@ class NewJobs:
             return job
         gpus = [one.gpu for one in self.workers.arbiter_status().gpus]
         return replace(job, request=with_named_gpus(job.request, gpus))
+
+    def with_swap_default(self, job: Job) -> Job:
+        """The job with what its queue adds to its request."""
+        default = self.policies.swap_default(job.queue)
+        if default is None:
+            return job
+        status = self.workers.arbiter_status()
+        return replace(
+            job, request=with_swap_default(job.request, default, status, job.sizes.least)
+        )
 
     def check_fits_empty_machine(self, job: Job, owner: Owner) -> None:
         """Raise NoCapacityError if its smallest size does not fit the empty machine."""

@@ -20,6 +20,8 @@ from aliquot.model import parse_amount
 from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.model.idle import GRACE_SECONDS, IdleAction, IdleRule
 from aliquot.model.job import DEFAULT_QUEUE
+from aliquot.model.parking_rule import parse_parking_rule
+from aliquot.model.request import SwapDefault
 from aliquot.placement.core.demand import WHOLE_MILLI
 from aliquot.placement.queues.quota import Bound, Queue
 from aliquot.placement.queues.users import HALF_LIFE_SECONDS
@@ -28,6 +30,7 @@ from aliquot.pool.access import ADMIN_GROUP
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from aliquot.model.parking_rule import ParkingRule
     from aliquot.pool.access import Caller
 
 FILE = Path("/etc/aliquot/pool.toml")
@@ -78,6 +81,7 @@ class PoolPolicy:
     users: Mapping[str, UserQuota] = field(default_factory=dict)
     groups: Mapping[str, UserQuota] = field(default_factory=dict)
     idle_rules: Mapping[str, IdleRule] = field(default_factory=dict)  # by queue
+    swap_defaults: Mapping[str, SwapDefault] = field(default_factory=dict)  # by queue
     half_life_seconds: float = HALF_LIFE_SECONDS
     idle_weight: float = 1.0  # what an idle grant counts in fair share
     admin_groups: tuple[str, ...] = (ADMIN_GROUP,)
@@ -134,6 +138,10 @@ class PolicyFile:
         say(f"read {self.path}")
         changed, self.policy = policy != self.policy, policy
         return changed
+
+    def swap_default(self, queue: str) -> SwapDefault | None:
+        """What a queue adds to requests now."""
+        return self.policy.swap_defaults.get(queue)
 
     def _signature(self) -> tuple[int, ...]:
         if self.path is None:
@@ -261,13 +269,28 @@ class _Table:
                 return float(number) * _UNITS[found[-1]]
         raise self.fail(name, f"{found!r} is not a time, for example 12h or 7d")
 
+    def switch(self, name: str) -> bool:
+        found = self.left.pop(name, False)
+        if not isinstance(found, bool):
+            raise self.fail(name, f"{found!r} is not true or false")
+        return found
+
+    def parking_rule(self, name: str) -> ParkingRule | None:
+        found = self.left.pop(name, None)
+        if found is None:
+            return None
+        try:
+            return parse_parking_rule(str(found))
+        except AliquotError as error:
+            raise self.fail(name, error.one_line) from error
+
     def end(self) -> None:
         for name in self.left:
             raise self.fail(name, "is unknown")
 
 
 def _policy(content: _Table) -> PoolPolicy:
-    queues, queue_users, idle_rules = {}, {}, {}
+    queues, queue_users, idle_rules, swap_defaults = {}, {}, {}, {}
     for name, table in content.tables("queues").items():
         queue_users[name] = QueueUsers(
             frozenset(table.texts("users")), frozenset(table.texts("groups"))
@@ -275,6 +298,8 @@ def _policy(content: _Table) -> PoolPolicy:
         queues[name] = _queue(name, table)
         if (rule := _idle_rule(table)) is not None:
             idle_rules[name] = rule
+        if (default := _swap_default(table)) != SwapDefault():
+            swap_defaults[name] = default
         table.end()
     limits = content.table("limits")
     found = PoolPolicy(
@@ -284,6 +309,7 @@ def _policy(content: _Table) -> PoolPolicy:
         users={name: _user_quota(one) for name, one in limits.tables("users").items()},
         groups={name: _user_quota(one) for name, one in limits.tables("groups").items()},
         idle_rules=idle_rules,
+        swap_defaults=swap_defaults,
         half_life_seconds=(share := content.table("fair_share")).seconds(
             "half_life", HALF_LIFE_SECONDS
         ),
@@ -321,6 +347,10 @@ def _idle_rule(table: _Table) -> IdleRule | None:
     if action is IdleAction.REPORT and "idle_grace" in given:
         raise table.fail("idle_grace", f'needs idle_action = "{IdleAction.END}"')
     return IdleRule(after, action, table.seconds("idle_grace", GRACE_SECONDS))
+
+
+def _swap_default(table: _Table) -> SwapDefault:
+    return SwapDefault(table.switch("swap"), table.parking_rule("park_after"))
 
 
 def _user_quota(table: _Table) -> UserQuota:

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunPreview:
-    """What it would get. If it is refused, `waiting` is its place if it waited, where known."""
+    """What it would get. If it is refused, `waiting` is its place if it waited, where known.
+
+    `swap`: --swap and --park-after as they would hold for it.
+    """
 
     preview: Preview
     waiting: Waiting | None = None
+    swap: str = ""
 
 
 def preview_run(  # noqa: PLR0913 - all of a run
@@ -44,12 +48,11 @@ def preview_run(  # noqa: PLR0913 - all of a run
     except AliquotError as error:
         return RunPreview(replace(found, gpus=(), refusal=error))
     if said is None:
-        return RunPreview(
-            found if queue is None else replace(found, gpus=(), refusal=no_queue(queue))
-        )
+        shown = found if queue is None else replace(found, gpus=(), refusal=no_queue(queue))
+        return RunPreview(shown, swap=request.swap_options)
     if isinstance(said, Waiting):
         planned = NoCapacityError(not_admitted(said.why), WAIT_FOR_IT)
         return RunPreview(replace(found, gpus=(), refusal=found.refusal or planned), said)
     by_uuid = {one.shared.gpu.uuid: one.shared.gpu for one in found.verdicts}
     chosen = tuple(by_uuid[uuid] for uuid in said.gpus if uuid in by_uuid)
-    return RunPreview(replace(found, gpus=chosen, refusal=None))
+    return RunPreview(replace(found, gpus=chosen, refusal=None), swap=said.swap)

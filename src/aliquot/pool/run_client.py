@@ -43,9 +43,10 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class WouldStart:
-    """The GPUs that the pool would give this process now."""
+    """The GPUs that the pool would give this process now, and --swap and such as would hold."""
 
     gpus: tuple[str, ...]
+    swap: str = ""
 
 
 @dataclass
@@ -187,5 +188,5 @@ def _decoded(fields: dict[str, Any]) -> Waiting | Granted | WouldStart:
     if "grant" in fields:
         return Granted(fields["grant"], fields["name"], tuple(fields["gpus"]))
     if "gpus" in fields:
-        return WouldStart(tuple(fields["gpus"]))
+        return WouldStart(tuple(fields["gpus"]), fields.get("swap", ""))
     return Waiting(fields["waiting"], fields["place"], fields["of"], fields["expected"])

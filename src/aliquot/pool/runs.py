@@ -13,8 +13,8 @@ object:
 A client that gives its place up shuts its side down, and reads to the end: if its grant is being
 made, the grant still comes, and the client uses or ends it.
 
-With "preview" nothing is made. The only line says what would be: {"gpus": [UUID, ...]} if it would
-start now, and otherwise its place if it waited.
+With "preview" nothing is made. The only line says what would be: {"gpus": [UUID, ...], "swap":
+OPTIONS} if it would start now, and otherwise its place if it waited.
 
 The kernel says which process asks. The grant belongs to that process, which becomes the command.
 One thread serves all connections: those that wait cost nothing. A user but root has at most
@@ -219,7 +219,10 @@ class RunDesk:
 
     def preview(self, run: RunRequest, found: list[str] | Waiting) -> None:
         """Answer with what it would get: GPUs, or a place in the queue."""
-        self._finish(run, _encoded(found) if isinstance(found, Waiting) else {"gpus": found})
+        if isinstance(found, Waiting):
+            self._finish(run, _encoded(found))
+        else:
+            self._finish(run, {"gpus": found, "swap": run.request.swap_options})
 
     def refuse(self, run: RunRequest, error: AliquotError) -> None:
         """Answer with a refusal."""

@@ -106,7 +106,8 @@ def _choose_host_memory(
 def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
     status = pool.workers.arbiter_status()
     desk = _run_desk(pool)
-    pool.runs = RunAdmission(desk, pool.directory.state.directory, pool.store)
+    where, default = pool.directory.state.directory, pool.policies.swap_default
+    pool.runs = RunAdmission(desk, where, pool.store, default)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: pool.stop())
     desk.serve()

@@ -193,7 +193,7 @@ class LocalWorkers:
                     parts,
                     together=_group(job),
                     neighbours=asked.neighbours if knows else None,
-                    swap=asked.swap,
+                    swap=bool(asked.swap),
                     park_after=asked.park_after,
                     owner=owner.uid,
                 )
@@ -252,7 +252,7 @@ class LocalWorkers:
             "environment": grants.tenant_environment(own, runtime.library, runtime.driver, grant),
             "state": str(runtime.state),
             "grant": grant_name(stored, slot),
-            "swap": job.request.swap,
+            "swap": bool(job.request.swap),
             "user": {
                 "uid": stored.owner.uid,
                 "gid": stored.owner.gid,

@@ -192,7 +192,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *([f"together={together}"] if together else []),
         *(() if neighbours is None else _neighbour_arguments(name, neighbours)),
         *(["swap=1"] if swap else []),
-        *(() if park_after is None else _parking_arguments(park_after)),
+        *(_parking_arguments(park_after) if park_after else ()),
         *map(_argument, slices),
     ]
     answer = ask(directory, " ".join(arguments))
@@ -217,7 +217,7 @@ def check_swap(status: Status, request: Request) -> None:
     """Raise UnsupportedError if the request asks for what only a later arbiter can make."""
     asks = {
         "--swap": request.swap and not status.knows_swap,
-        "--park-after": request.park_after is not None and not status.knows_parking,
+        "--park-after": request.park_after and not status.knows_parking,
     }
     for option, is_unknown in asks.items():
         if is_unknown:

@@ -169,7 +169,7 @@ def _make(state: Path, request: Request, name: str, *, kept: bool) -> NewGrant:
         kept=kept,
         together=request.together,
         neighbours=request.neighbours,
-        swap=request.swap,
+        swap=bool(request.swap),
         park_after=request.park_after,
     )
     chosen = {gpu.uuid for gpu in gpus}
