@@ -102,7 +102,7 @@ def aliquot_state(short_tmp: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def cli_env(aliquot_state: Path) -> dict[str, str]:
-    return support.environment(ALIQUOT_STATE=str(aliquot_state))
+    return support.environment(ALIQUOT_STATE=str(aliquot_state), ALIQUOT_CONSOLE="off")
 
 
 @pytest.fixture

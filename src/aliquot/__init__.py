@@ -6,6 +6,7 @@ and its own. Each package imports only from packages below it (docs/architecture
 
 - `api`: what `import aliquot` gives a program: slices, jobs, GPUs and grants.
 - `cli`: the commands.
+- `console`: the web page of one machine, and its REST API.
 - `containers`: what a container with a grant gets, and slices by name for plain containers.
 - `devices`: what this machine has: GPUs, driver, health.
 - `jupyter`: the magic `%aliquot`, which restarts a notebook's kernel in a slice.

@@ -32,7 +32,7 @@ from aliquot.model import (
     Residence,
 )
 from aliquot.model.errors import AliquotError
-from aliquot.slices import LocalMachine, StateDirectory, Survey
+from aliquot.slices import LocalMachine, StateDirectory, Survey, grant_facts
 from aliquot.slices.arbiter_status import Status
 from cli.conftest import Tenants, grants_of
 from cli.terminal import Terminal, on_terminal
@@ -412,4 +412,4 @@ def test_figures_are_there_only_if_there_is_a_driver() -> None:
     try:
         find_driver()
     except AliquotError:
-        assert ps.telemetry(machine(), Sensors()) == {}
+        assert grant_facts.telemetry(machine(), Sensors()) == {}

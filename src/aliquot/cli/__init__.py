@@ -5,6 +5,8 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `app`: the commands of one machine: their names, options and help.
 - `arbiter`: `aliquot arbiter`.
 - `completion`: `aliquot completion`: scripts for shells.
+- `console`: `aliquot console`.
+- `console_child`: the console beside `aliquot up`.
 - `containers`: `aliquot slice`: what its commands do and print.
 - `controller`: `aliquot controller`.
 - `doctor`: `aliquot doctor`.

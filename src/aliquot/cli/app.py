@@ -21,6 +21,7 @@ import typer
 from typer.exceptions import TyperException
 
 import aliquot
+from aliquot.cli import console as console_command
 from aliquot.cli import controller as controller_command
 from aliquot.cli import jobs_app
 from aliquot.cli import node as node_command
@@ -791,6 +792,7 @@ app.command(name="scheduler", epilog=examples(*scheduler_command.EXAMPLES))(
     scheduler_command.scheduler
 )
 app.command(name="node", epilog=examples(*node_command.EXAMPLES))(node_command.node)
+app.command(name="console", epilog=examples(*console_command.EXAMPLES))(console_command.console)
 app.command(name="controller", epilog=examples(*controller_command.EXAMPLES))(
     controller_command.controller
 )

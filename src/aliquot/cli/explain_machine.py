@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aliquot import slices
 from aliquot.cli.tables import Column, Output, print_json, print_note, show_rows
 from aliquot.devices import parse_shape
 from aliquot.model import format_bytes
-from aliquot.pool.preview import preview_run
+from aliquot.pool.preview import preview_json, preview_run
 from aliquot.pool.refusal import with_wait
 from aliquot.slices.gpu_choice import free_bytes, free_percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aliquot.devices import Shape
     from aliquot.model import Grant, Request
     from aliquot.pool.preview import RunPreview
     from aliquot.slices.gpu_choice import GpuVerdict
@@ -55,51 +54,6 @@ def explain_machine(request: Request, simulate: str | None, *, json: bool) -> bo
 def by_queue(found: RunPreview) -> str:
     """What the request gets although it does not say so itself."""
     return f"By default of its queue it has {found.swap}"
-
-
-def preview_json(found: RunPreview, request: Request, shape: Shape | None) -> dict[str, Any]:
-    """What would be made and where, or why not; every GPU with the reason, the best first."""
-    preview, place = found.preview, found.waiting
-    refusal = preview.refusal
-    return {
-        "simulated": None if shape is None else str(shape),
-        "fits": refusal is None,
-        "error": None if refusal is None else refusal.message,
-        "hint": None if refusal is None else refusal.hint,
-        "waiting": None
-        if place is None
-        else {
-            "reason": place.why,
-            "place": place.place,
-            "of": place.of,
-            "expected_start": place.expected,
-        },
-        "slices": [
-            {
-                "gpu": gpu.uuid,
-                "index": gpu.index,
-                "memory_bytes": request.bytes_on(gpu),
-                "compute_percent": request.compute_percent or None,
-            }
-            for gpu in preview.gpus
-        ],
-        "swap": found.swap or None,
-        "gpus": [_gpu_json(one, preview.grants) for one in preview.verdicts],
-    }
-
-
-def _gpu_json(one: GpuVerdict, grants: Sequence[Grant]) -> dict[str, Any]:
-    gpu = one.shared.gpu
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
-        "memory_bytes": gpu.memory_bytes,
-        "free_bytes": free_bytes(one.shared),
-        "free_percent": free_percent(one.shared, grants),
-        "fits": one.fits,
-        "why": one.why,
-    }
 
 
 def _row(one: GpuVerdict, grants: Sequence[Grant], chosen: set[str]) -> dict[str, str]:

@@ -135,7 +135,7 @@ def _check_memory(target: InstallTarget) -> None:
 def commands(target: InstallTarget) -> dict[str, str]:
     """The command of each unit."""
     start = _start(target)
-    return {UNITS[0]: f"{start} arbiter --admission pool", UNITS[1]: f"{start} up"}
+    return {UNITS[0]: f"{start} arbiter --admission pool", UNITS[1]: f"{start} up --console off"}
 
 
 def _start(target: InstallTarget) -> str:

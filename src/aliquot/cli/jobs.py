@@ -32,6 +32,7 @@ from aliquot.model.strength import format_strength
 from aliquot.model.units import format_count, format_duration
 from aliquot.pool.client import JobListing, NoPoolError, connect
 from aliquot.pool.encoding import decode_request
+from aliquot.pool.job_rows import shown_phase, sizes_text
 from aliquot.pool.progress import pause_after_resize
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Selection:
         else:
             listing = client.listing(recent=RECENT_SECONDS)
         return JobListing(
-            [job for job in listing.jobs if self._has(job["user"], _phase(job))],
+            [job for job in listing.jobs if self._has(job["user"], shown_phase(job))],
             [run for run in listing.runs if self._has(run["user"], run["state"]["phase"])],
         )
 
@@ -253,11 +254,11 @@ def describe(name: str, simulate: str | None, *, json: bool) -> None:
 
 def _summary(name: str, jobs: list[dict[str, Any]]) -> str:
     """How many jobs of an array are in each phase, and which of them to look at."""
-    counts = Counter(map(_phase, jobs)).most_common()
+    counts = Counter(map(shown_phase, jobs)).most_common()
     phases = ", ".join(f"{count} {phase}" for phase, count in counts)
     at_once = jobs[0]["array"]["at_once"]
     limit = f", {at_once} at once" if at_once else ""
-    failed = (job for job in jobs if _phase(job) == JobPhase.FAILED)
+    failed = (job for job in jobs if shown_phase(job) == JobPhase.FAILED)
     one = next(failed, jobs[0])["name"]
     return (
         f"Array {name}: {len(jobs)} jobs{limit}: {phases}\n"
@@ -269,7 +270,7 @@ def _description(job: dict[str, Any]) -> str:
     state = job["state"]
     lines = {
         "Job": f"{job['name']} ({job['number']}) of {job['user']}",
-        "Phase": f"{_phase(job)}, {_why(job)}",
+        "Phase": f"{shown_phase(job)}, {_why(job)}",
         "Turn": _turn(job["turn"]),
         "Requested": _requested(job),
         "Command": shlex.join(job["command"]),
@@ -283,7 +284,8 @@ def _description(job: dict[str, Any]) -> str:
         "Exit code": "" if job["exit_code"] is None else str(job["exit_code"]),
         "After": ", ".join(f"job {one['job']} ({one['needs']})" for one in job["after"]),
         "Array": "" if job["array"] is None else f"{job['array']['name']}, {_array(job['array'])}",
-        "Workers": f"{_workers(job)}; sizes {_sizes(job)}{', live' if job['live'] else ''}",
+        "Workers": f"{_workers(job)}; sizes {sizes_text(job['sizes'])}"
+        f"{', live' if job['live'] else ''}",
         "Each worker": _each(job["request"]),
         "Together": job["request"]["together"] or "only its own workers",
         "Queue": f"{job['queue']}, urgency {job['urgency']}",
@@ -413,7 +415,7 @@ def _row(job: dict[str, Any]) -> dict[str, str]:
         "kind": "job",
         "name": str(job["name"] or NOTHING),
         "user": str(job["user"]),
-        "phase": _phase(job),
+        "phase": str(shown_phase(job)),
         "workers": _workers(job),
         "queue": str(job["queue"] or NOTHING),
         "step": NOTHING if step is None else str(step),
@@ -447,13 +449,6 @@ def _run_row(run: dict[str, Any]) -> dict[str, str]:
         "command": program,
         "submit": _clock(run["submitted"]),
     }
-
-
-def _phase(job: dict[str, Any]) -> str:
-    """The phase; a job that is about to be cancelled is shown as such at once."""
-    phase = JobPhase(job["state"]["phase"])
-    cancelled = job["state"]["desired"] == Desired.CANCEL and not phase.final
-    return str(JobPhase.CANCELLING if cancelled else phase)
 
 
 def _seconds(job: dict[str, Any]) -> float:
@@ -513,14 +508,7 @@ def _workers(job: dict[str, Any]) -> str:
     """The number of workers, and the sizes that the job can have."""
     stopping = job["state"]["stopping"]
     coming = f" → {stopping['size']}" if stopping and stopping["then"] == JobPhase.STARTING else ""
-    return f"{len(job['state']['slots'])}{coming} ({_sizes(job)})"
-
-
-def _sizes(job: dict[str, Any]) -> str:
-    sizes = job["sizes"]
-    if sizes == list(range(sizes[0], sizes[-1] + 1)):
-        return f"{sizes[0]}..{sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
-    return ",".join(map(str, sizes))
+    return f"{len(job['state']['slots'])}{coming} ({sizes_text(job['sizes'])})"
 
 
 def _redone(progress: dict[str, Any]) -> str:

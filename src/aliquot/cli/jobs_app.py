@@ -50,7 +50,7 @@ AllSuspended = Annotated[bool, typer.Option("--all", help="All suspended jobs.")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-def up(
+def up(  # noqa: PLR0913 - one for each option
     config: Annotated[
         Path | None,
         typer.Option(
@@ -74,6 +74,15 @@ def up(
             help="How long GPUs must have been free before a running job grows.",
         ),
     ] = None,
+    console: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            envvar="ALIQUOT_CONSOLE",
+            help="Where the web page listens, HOST:PORT; if the usual port is taken, at a free one."
+            " off: no web page.",
+        ),
+    ] = "127.0.0.1",
     simulate: Simulate = None,
     *,
     detach: Annotated[
@@ -89,11 +98,11 @@ def up(
     """Run the pool: it queues jobs and runs their workers.
 
     It runs until Ctrl-C or SIGTERM, or with --detach until `aliquot down`. Jobs keep running, and
-    the next `aliquot up` continues them.
+    the next `aliquot up` continues them. A web page shows it all: `aliquot console` prints a link.
     """
     from aliquot.cli.up import up as bring_up  # noqa: PLC0415 - imported when needed
 
-    bring_up(simulate, config, resize_every, settle, detach=detach)
+    bring_up(simulate, config, resize_every, settle, detach=detach, console=console)
 
 
 def down(simulate: Simulate = None) -> None:

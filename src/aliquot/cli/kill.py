@@ -9,12 +9,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aliquot import slices
-from aliquot.cli.ps import command_of, pids_of, user_name
+from aliquot.cli.ps import pids_of, user_name
 from aliquot.cli.tables import print_text
 from aliquot.devices import parse_shape
 from aliquot.model import Life, format_count
 from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.pool.client import NoPoolError, connect
+from aliquot.slices.grant_facts import command_of
 from aliquot.slices.grant_kill import kill_grant
 
 if TYPE_CHECKING:

@@ -30,16 +30,12 @@ from aliquot.cli.tables import (
 from aliquot.devices import Sensors, parse_shape
 from aliquot.model import (
     GrantState,
-    Life,
-    ParkingStep,
     format_bytes,
     format_count,
     format_duration,
     format_share,
 )
-from aliquot.model.errors import AliquotError
-from aliquot.slices.procfs import command_line
-from aliquot.slices.share_problems import share_problems
+from aliquot.slices.grant_facts import RUNNING, command_of, notes, state_of, telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +43,6 @@ if TYPE_CHECKING:
     from aliquot.devices import Shape, Telemetry
     from aliquot.model import ComputeUse, Gpu, Grant, Slice, SliceUse
     from aliquot.slices import LocalMachine, Survey
-    from aliquot.slices.arbiter_status import SharedGpu
 
 NO_GRANTS = "No grants. To start one: aliquot run --memory 8GiB -- COMMAND"
 
@@ -55,7 +50,6 @@ IDLE_SECONDS = 60.0  # until a slice is shown as idle
 
 _WATCH_SECONDS = 1.0
 _WATCH_TIMEOUT = 2.0
-_RUNNING = "running"
 
 
 def short_command(command: str) -> str:
@@ -100,12 +94,6 @@ _NAMED_KEYS = (
     "idle",
     "parked",
 )
-_PARKING = {
-    ParkingStep.NONE: "is idle and was not parked",
-    ParkingStep.LEAVING: "leaves its GPU",
-    ParkingStep.AWAY: "waits to return to its GPU",
-    ParkingStep.RETURNING: "returns to its GPU",
-}
 _NAMED = tuple(Column(key, key, only_named=True) for key in _NAMED_KEYS)
 
 
@@ -167,7 +155,7 @@ def lines(asked: Survey, sensors: Sensors, width: int | None) -> list[str]:
 
 def columns(rows: list[dict[str, str]], *, named: bool = False) -> list[Column]:
     """The columns of these rows. A state that all share is the first to be left out."""
-    same = all(row["state"] == _RUNNING for row in rows)
+    same = all(row["state"] == RUNNING for row in rows)
     simulated = any(row["machine"] != "this machine" for row in rows)
     joined = any(row["together"] != NOTHING for row in rows)
     return [
@@ -192,16 +180,6 @@ def _gpu_lines(machine: LocalMachine, sensors: Sensors, width: int | None) -> It
         if one.gpu.uuid in used:
             parts = gpu_figures(one.gpu, found.get(one.gpu.uuid))
             yield from figures([f"{kind}{one.gpu} {one.gpu.model}", *parts], width)
-
-
-def telemetry(machine: LocalMachine, sensors: Sensors) -> dict[str, Telemetry]:
-    """What the GPUs of a machine do now, by UUID; empty where the driver does not answer."""
-    if machine.status.nvml_silent_seconds:
-        return {}
-    try:
-        return sensors.read(machine.state.driver())
-    except AliquotError:
-        return {}
 
 
 def gpu_figures(gpu: Gpu, found: Telemetry | None) -> Iterator[str]:
@@ -359,21 +337,6 @@ def _idle_of(grant: Grant, compute: ComputeUse) -> str:
     return NOTHING if seconds is None or seconds < IDLE_SECONDS else age(seconds)
 
 
-def state_of(grant: Grant) -> str:
-    """What its programs do: running, stopped, unused, ended; or parked, switching, broken."""
-    if grant.broken is not None:
-        return "broken"
-    if grant.state is not GrantState.ACTIVE:
-        return str(grant.state)
-    live = [process for process in grant.processes if process.state == "live"]
-    if live and all(process.stopped for process in live):
-        return "stopped"
-    if not grant.owner_alive and grant.life is Life.OWNED:
-        return "ending" if grant.processes else "ended"
-    used = any(use.used_bytes for use in grant.use)  # all that is known of another user's
-    return _RUNNING if grant.processes or (grant.is_hidden and used) else "unused"
-
-
 def pids_of(grant: Grant) -> str:
     """Its processes: the command first."""
     if grant.is_hidden:
@@ -381,63 +344,6 @@ def pids_of(grant: Grant) -> str:
     owner = [grant.owner_pid] if grant.owner_pid and grant.owner_alive else []
     joined = [one.pid for one in grant.processes] + [one.pid for one in grant.unjoined]
     return ",".join(map(str, dict.fromkeys([*owner, *joined]))) or NOTHING
-
-
-def command_of(grant: Grant) -> str:
-    """The command that made the grant, or else the first program in it; empty if unknown."""
-    if grant.owner_pid and grant.owner_alive and (command := command_line(grant.owner_pid)):
-        return command
-    for process in grant.processes:
-        return command_line(process.pid) or process.name
-    return ""
-
-
-def notes(found: tuple[LocalMachine, ...]) -> Iterator[str]:
-    """A sentence for everything about these machines that needs attention."""
-    for machine in found:
-        yield from share_problems(machine.status)
-        for grant in machine.status.grants:
-            yield from _about(grant)
-        yield from strangers(machine.status.gpus)
-
-
-def _about(grant: Grant) -> Iterator[str]:
-    if grant.broken is not None:
-        yield f"grant {grant.name} is broken: {grant.broken}"
-    if grant.state is GrantState.PARKED:
-        whose = "another user's grant" if grant.is_hidden else f"grant {grant.name}"
-        yield f"{whose} is parked{_idle_since(grant)}: {_held_by_parked(grant)}"
-    if grant.parking is not None and (why := grant.parking.reason) is not None:
-        yield f"grant {grant.name} {_PARKING[grant.parking.step]}: {why}"
-    for process in grant.processes:
-        if process.moved is not None and (why := process.moved.why_failed) is not None:
-            yield f"grant {grant.name}: process {process.pid} did not move its memory: {why}"
-    for one in grant.unjoined:
-        yield (
-            f"grant {grant.name}: {one.name} ({one.pid}) uses {_bytes(one.bytes)} in its container"
-            " and has not joined"
-        )
-
-
-def _idle_since(grant: Grant) -> str:
-    """How long and how often it was parked because it is idle; empty if a user suspended it."""
-    parking = grant.parking
-    if parking is None or parking.for_seconds is None:
-        return ""
-    times = format_count(parking.times, "time")
-    return f" because it is idle, for {format_duration(parking.for_seconds)} ({times} so far)"
-
-
-def _held_by_parked(grant: Grant) -> str:
-    """What a parked grant holds."""
-    left = format_bytes(grant.staying_bytes)
-    if grant.is_swappable and grant.is_hidden:
-        return f"it has left {left} on its GPU"
-    if grant.is_swappable:
-        away = format_bytes(grant.away_bytes)
-        return f"{away} of its memory are on the host now, and {left} are left on its GPU"
-    held = format_bytes(sum(use.used_bytes for use in grant.use))
-    return f"it holds {held} of host memory, and none of its GPUs"
 
 
 def parked_of(grant: Grant) -> str:
@@ -459,16 +365,3 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def strangers(gpus: tuple[SharedGpu, ...]) -> list[str]:
-    """A sentence for every process that uses a GPU outside all grants."""
-    return [
-        f"{one.gpu}: {stranger.name} ({stranger.pid}) uses {_bytes(stranger.bytes)} outside Aliquot"
-        for one in gpus
-        for stranger in one.strangers
-    ]
-
-
-def _bytes(count: int | None) -> str:
-    return "memory" if count is None else format_bytes(count)

@@ -70,7 +70,7 @@ def preview_run(  # noqa: PLR0913 - one for each option
     json: bool,
 ) -> None:
     """Print what the command would get, or raise why it would not run. Makes nothing."""
-    from aliquot.cli.explain_machine import by_queue, preview_json  # noqa: PLC0415 - imported when needed
+    from aliquot.cli.explain_machine import by_queue  # noqa: PLC0415 - imported when needed
 
     slices.refuse_nested(os.environ)
     slices.find_command(command[0])
@@ -78,7 +78,7 @@ def preview_run(  # noqa: PLR0913 - one for each option
     found = preview.preview_run(state, driver, request, name=name, queue=queue, wait=wait)
     refusal, place = found.preview.refusal, found.waiting
     if json:
-        print_json(preview_json(found, request, state.shape))
+        print_json(preview.preview_json(found, request, state.shape))
         if refusal is not None and (place is None or not wait):
             raise typer.Exit(1)
         return

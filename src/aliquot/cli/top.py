@@ -14,15 +14,11 @@ from aliquot.cli.ps import (
     AWAY,
     NO_GRANTS,
     away_of,
-    command_of,
     gpu_figures,
-    notes,
     parked_of,
     pids_of,
     power_text,
     short_command,
-    state_of,
-    telemetry,
     user_name,
 )
 from aliquot.cli.screen import Screen
@@ -54,6 +50,7 @@ from aliquot.model import (
     format_count,
     format_share,
 )
+from aliquot.slices.grant_facts import command_of, notes, state_of, telemetry
 from aliquot.slices.rates import Rates, credit_cpu_ratio, key, slice_rates
 from aliquot.slices.share_problems import share_problems
 

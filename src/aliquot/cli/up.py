@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aliquot import slices
+from aliquot.cli.console_child import OFF, ConsoleChild
 from aliquot.cli.tables import print_text
 from aliquot.devices import check_version, parse_shape
 from aliquot.model import format_count
@@ -31,15 +32,19 @@ _POLL_SECONDS = 0.02
 _LARGEST_LOG = 16 << 20  # then the next pool begins another one
 
 
-def up(
+def up(  # noqa: PLR0913 - one for each option
     simulate: str | None,
     policy: Path | None,
     resize_every: float,
     settle: float | None,
     *,
     detach: bool,
+    console: str,
 ) -> None:
-    """Run the pool of this machine or of a simulated one; `detach`: in the background."""
+    """Run the pool of this machine or of a simulated one; `detach`: in the background.
+
+    `console`: the address of the console beside it, or `console_child.OFF`.
+    """
     state = slices.locate(parse_shape(simulate) if simulate else None)
     if state.shape is None:
         check_version(state.driver())
@@ -55,7 +60,12 @@ def up(
     if detach and (started := _in_background(directory)):
         print_text(started)
         return
-    bring_up(state, rules, policy, _say)
+    child = None if console == OFF else ConsoleChild(console, state, _say)
+    try:
+        bring_up(state, rules, policy, _say, None if child is None else child.start)
+    finally:
+        if child is not None:
+            child.stop()
 
 
 def _say(line: str) -> None:

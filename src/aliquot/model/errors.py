@@ -67,6 +67,10 @@ class NoSuchGrantError(AliquotError):
     """No grant has this name, or more than one has."""
 
 
+class NoSuchJobError(AliquotError):
+    """No job has this name or number."""
+
+
 class MemoryInUseError(AliquotError):
     """The new memory limit is below what programs use now."""
 

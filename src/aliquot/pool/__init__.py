@@ -21,6 +21,7 @@
 - `holds`: which waiting jobs may not start yet: dependencies and limits of arrays.
 - `idle`: which grants are idle by the rules of their queues.
 - `index`: which jobs a user has, for reading their logs while no pool is up.
+- `job_rows`: rows of jobs from the API, read for people.
 - `json_files`: files of one JSON object, replaced atomically.
 - `kept_logs`: the logs of a user's jobs, read while no pool is up.
 - `logs`: the output of workers.

@@ -37,11 +37,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.errors import AliquotError, InvalidValueError, NoSuchJobError
 from aliquot.model.job import Desired, JobPhase
 from aliquot.pool import logs
 from aliquot.pool.access import RefusedError, shown
-from aliquot.pool.controller import NoSuchJobError
 from aliquot.pool.details import log_details, worker_details
 from aliquot.pool.encoding import (
     FROM_HEADER,

@@ -17,8 +17,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.errors import AliquotError, InvalidValueError, NoSuchJobError
 from aliquot.model.job import JobPhase
+from aliquot.pool.access import RefusedError
 from aliquot.pool.directory import PoolDirectory, folder_of, with_socket
 from aliquot.pool.encoding import FROM_HEADER, PHASE_HEADER, encode_change, encode_submission
 from aliquot.pool.logs import LogTimes
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 
 START_ONE = "Start one with: aliquot up"
 
-_ERRORS: dict[int, type[AliquotError]] = {400: InvalidValueError, 404: AliquotError}
+_ERRORS: dict[int, type[AliquotError]] = {
+    400: InvalidValueError,
+    403: RefusedError,
+    404: NoSuchJobError,
+}
 _TIMEOUT = 60.0
 _BUSY_SECONDS = 20.0  # how long to ask again a pool that answers that this user asks too much
 _RETRY_SECONDS = 0.2

@@ -27,6 +27,7 @@ from aliquot.model.actions import due_actions
 from aliquot.model.errors import (
     AliquotError,
     InvalidValueError,
+    NoSuchJobError,
 )
 from aliquot.model.job import Desired, JobPhase
 from aliquot.model.job_state import JobState
@@ -78,10 +79,6 @@ PRUNE_SECONDS = 600.0
 GROUP_SECONDS = 60.0  # until a change of a group's members counts
 
 _GRANT_NAME = re.compile(r".+\.(\d+)\.\d+\.\d+", re.ASCII)
-
-
-class NoSuchJobError(AliquotError):
-    """No job has this name or number."""
 
 
 class RefusedRequestError(AliquotError):

@@ -32,9 +32,15 @@ if TYPE_CHECKING:
 
 
 def bring_up(
-    state: StateDirectory, rules: Rules, policy: Path | None, say: Callable[[str], None]
+    state: StateDirectory,
+    rules: Rules,
+    policy: Path | None,
+    say: Callable[[str], None],
+    when_up: Callable[[], None] | None = None,
 ) -> None:
     """Run the pool of this machine until SIGTERM or SIGINT. Jobs keep running after that.
+
+    `when_up` is called when the pool answers.
 
     `policy` is the file of its queues and limits; by default `policy.FILE`, for root's pool and if
     it exists.
@@ -64,7 +70,7 @@ def bring_up(
             policies,
             say,
         )
-        _serve(pool, say)
+        _serve(pool, say, when_up)
     finally:
         spawner.close()
         cgroups.release()
@@ -103,7 +109,9 @@ def _choose_host_memory(
             say("swap.host_memory holds from the next start of the arbiter on: it runs already")
 
 
-def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
+def _serve(
+    pool: PoolController, say: Callable[[str], None], when_up: Callable[[], None] | None
+) -> None:
     status = pool.workers.arbiter_status()
     desk = _run_desk(pool)
     where, default = pool.directory.state.directory, pool.policies.swap_default
@@ -122,6 +130,8 @@ def _serve(pool: PoolController, say: Callable[[str], None]) -> None:
         )
     if pool.directory.shared and (why := pool.workers.unlimited):
         say(f"a worker can start as many processes as it likes: {why}")
+    if when_up is not None:
+        when_up()
     try:
         pool.run()
     finally:

@@ -9,6 +9,7 @@
 - `gate_support`: whether compute shares work on a GPU.
 - `gpu_choice`: which GPUs of this machine satisfy a request, and what is free on each.
 - `grant_creation`: choosing GPUs and making a grant on them.
+- `grant_facts`: what a grant does, its command, and what needs attention, for people.
 - `grant_kill`: ending the programs of a grant.
 - `grant_resize`: changing a grant while its programs run.
 - `library`: the folder of stand-in libraries that a tenant's linker finds first.

@@ -1,0 +1,102 @@
+"""`aliquot console`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aliquot.cli.options import Simulate  # noqa: TC001 - typer reads it
+from aliquot.model.errors import InstallationError
+
+if TYPE_CHECKING:
+    from aliquot.slices import StateDirectory
+
+EXAMPLES = (
+    "aliquot console",
+    "aliquot console --listen 127.0.0.1:9000 --base-path /aliquot",
+    "aliquot console --server-name gpu.example.org   (behind a proxy)",
+)
+
+
+def console(
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            show_default="127.0.0.1:8470, or a free port",
+            help="The address to listen on, HOST:PORT.",
+        ),
+    ] = None,
+    base_path: Annotated[
+        str, typer.Option(metavar="PATH", help="The path that all addresses begin with.")
+    ] = "/",
+    server_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Accept requests to this name too, for example a proxy's. Give it several times "
+            "for several names.",
+        ),
+    ] = None,
+    frame_ancestor: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            show_default=False,
+            help="Let pages of this origin show the console in a frame.",
+        ),
+    ] = None,
+    simulate: Simulate = None,
+) -> None:
+    """Print a link to the web page of this machine.
+
+    The link signs you in once, within 10 minutes. `aliquot up` serves the page. If nobody does,
+    this command serves it until Ctrl-C, with your rights: you see and change what your commands
+    do.
+    """
+    try:
+        from aliquot.console import console_process  # noqa: PLC0415 - imported when needed
+    except ModuleNotFoundError as error:
+        raise InstallationError(
+            f"{error.name} is not installed",
+            "Install aliquot[console]. In the checkout: make setup",
+        ) from error
+    from aliquot.cli.tables import print_text  # noqa: PLC0415
+
+    state = _state(simulate)
+    found = console_process.find_console(state)
+    if found is not None and not any((listen, base_path != "/", server_name, frame_ancestor)):
+        print_text(f"{console_process.link_to(state, found)}\n")
+        return
+    host, port = console_process.parse_address(listen or "")
+    wanted = console_process.Listen(
+        host,
+        port,
+        console_process.check_base_path(base_path),
+        tuple(server_name or ()),
+        tuple(frame_ancestor or ()),
+    )
+
+    def tell(address: str) -> None:
+        print_text(f"{console_process.link_to(state, address)}\n")
+        sys.stderr.write("aliquot: serving the console; Ctrl-C ends it\n")
+
+    console_process.serve(state, wanted, tell)
+
+
+def _state(simulate: str | None) -> StateDirectory:
+    """The machine of the pool that commands talk to; without a pool, this one."""
+    from aliquot import slices  # noqa: PLC0415 - imported when needed
+    from aliquot.devices import parse_shape  # noqa: PLC0415
+    from aliquot.pool.client import NoPoolError, SeveralPoolsError, connect  # noqa: PLC0415
+
+    shape = parse_shape(simulate) if simulate else None
+    try:
+        return connect(shape).directory.state
+    except SeveralPoolsError:
+        raise
+    except NoPoolError:
+        return slices.locate(shape)

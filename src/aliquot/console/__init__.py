@@ -1,0 +1,17 @@
+"""The console: a web page of one machine's GPUs, slices and jobs, and the REST API behind it.
+
+It is a process beside the pool, with the rights of the user who runs it, and talks to the arbiter
+and the pool as commands do: whatever happens to it, they do not notice.
+
+- `application`: the ASGI application: the API, and the files of the pages.
+- `console_process`: the process: its folder, its address, and serving.
+- `endpoints`: the REST API.
+- `guard`: what every request passes first: Host header, sign-in, CSRF.
+- `job_view`: jobs as the API shows them.
+- `machine_view`: GPUs and grants as the API shows them.
+- `openapi`: the OpenAPI document.
+- `problems`: problem documents.
+- `schema`: checks requests against the document.
+- `sign_in`: the token, links that work once, and sessions.
+- `snapshots`: one view of the machine for all pages, and the last minutes of slices.
+"""

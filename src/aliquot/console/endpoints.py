@@ -1,0 +1,249 @@
+"""The REST API: one function for each operation of `openapi`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from aliquot import slices
+from aliquot.console import openapi, schema
+from aliquot.console.guard import HOW_TO_SIGN_IN, session_of
+from aliquot.console.job_view import job_details, job_view, run_view
+from aliquot.console.problems import ProblemError
+from aliquot.console.sign_in import SESSION_SECONDS
+from aliquot.model.errors import InvalidValueError, NoSuchGrantError
+from aliquot.slices.control import NoArbiterError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from starlette.requests import Request
+
+    from aliquot.console.guard import Site
+    from aliquot.console.sign_in import SignIn
+    from aliquot.console.snapshots import LiveSnapshots
+
+    Handler = Callable[[Request], Awaitable[Response]]
+
+LARGEST_BODY = 1 << 18
+PING_SECONDS = 15.0
+
+
+class ConsoleApi:
+    """The operations on one machine. Names of methods are those of `openapi.OPERATIONS`."""
+
+    def __init__(self, snapshots: LiveSnapshots, sign_in: SignIn, site: Site) -> None:
+        self._snapshots, self._sign_in, self._site = snapshots, sign_in, site
+        self._machine = snapshots.machine
+
+    async def sign_in(self, request: Request) -> Response:
+        """Check a token or a code, and set the session's cookie."""
+        body = await read_body(request, "sign_in")
+        if len(body) != 1:
+            raise InvalidValueError("give either token or code", HOW_TO_SIGN_IN)
+        is_right = (
+            self._sign_in.accepts_token(body["token"])
+            if "token" in body
+            else self._sign_in.accepts_code(body["code"])
+        )
+        if not is_right:
+            raise ProblemError(
+                HTTPStatus.UNAUTHORIZED,
+                "the token is wrong" if "token" in body else "the link was used, or is too old",
+                HOW_TO_SIGN_IN,
+            )
+        session = self._sign_in.new_session()
+        answer = JSONResponse({"csrf": self._sign_in.csrf_of(session)})
+        answer.set_cookie(
+            self._site.cookie,
+            session,
+            max_age=int(SESSION_SECONDS),
+            path=self._site.base_path or "/",
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def session(self, request: Request) -> Response:
+        """The CSRF value of the session that the guard has accepted."""
+        session = session_of(request.headers, self._site)
+        return JSONResponse({"csrf": session and self._sign_in.csrf_of(session)})
+
+    async def sign_out(self, request: Request) -> Response:  # noqa: ARG002 - a handler
+        """Remove the cookie."""
+        answer = Response(status_code=HTTPStatus.NO_CONTENT)
+        answer.delete_cookie(self._site.cookie, path=self._site.base_path or "/")
+        return answer
+
+    async def openapi(self, request: Request) -> Response:  # noqa: ARG002 - a handler
+        """The document."""
+        return JSONResponse(openapi.document(self._site.base_path))
+
+    async def machine(self, request: Request) -> Response:  # noqa: ARG002 - a handler
+        """The machine without its GPUs and grants."""
+        view = (await self._snapshots.fresh()).machine
+        return JSONResponse({key: view[key] for key in openapi.MACHINE["properties"]})
+
+    async def gpus(self, request: Request) -> Response:
+        """The GPUs."""
+        query = read_query(request, "gpus")
+        view = (await self._snapshots.fresh()).machine
+        return page(view["gpus"], [str(one["index"]) for one in view["gpus"]], query)
+
+    async def grants(self, request: Request) -> Response:
+        """The grants."""
+        query = read_query(request, "grants")
+        view = (await self._snapshots.fresh()).machine
+        return page(view["grants"], [one["id"] for one in view["grants"]], query)
+
+    async def grant(self, request: Request) -> Response:
+        """One grant."""
+        name = slices.check_address(_path(request, "name"))
+        view = (await self._snapshots.fresh()).machine
+        for one in view["grants"]:
+            if name == one["name"]:
+                return JSONResponse(one)
+        raise NoSuchGrantError(
+            f"there is no grant named {slices.shown_name(name)}", "It may have ended."
+        )
+
+    async def history(self, request: Request) -> Response:
+        """The last minutes of a grant."""
+        name = _path(request, "name")
+        found = (await self._snapshots.fresh()).found
+        if found is None:
+            raise NoArbiterError("no arbiter runs here, so there are no grants")
+        return JSONResponse(self._machine.history(found, name))
+
+    async def jobs(self, request: Request) -> Response:
+        """Jobs, newest first."""
+        query = read_query(request, "jobs")
+        with_finished = query.get("which") == "all"
+        listing = await asyncio.to_thread(self._machine.pool.listing, with_finished=with_finished)
+        rows, first = listing.jobs[::-1], listing.runs
+        if "after" in query:
+            last = schema.parse(query.pop("after"), {"type": "integer"}, "after")
+            rows, first = [row for row in rows if row["number"] < last], []
+        views = [*map(run_view, first), *map(job_view, rows)]
+        limit = query.get("limit", openapi.LIMIT["default"])
+        query["limit"] = max(limit, len(first) + 1)  # all that wait, and a job
+        return page(views, [str(one["number"]) for one in views], query)
+
+    async def job(self, request: Request) -> Response:
+        """One job."""
+        row = await asyncio.to_thread(self._machine.pool.job, _path(request, "job"))
+        return JSONResponse(job_details(row))
+
+    async def log(self, request: Request) -> Response:
+        """A part of a log; a character that is cut at its end comes whole the next time."""
+        query, name = read_query(request, "log"), _path(request, "job")
+        rank, start, tail = query.get("rank", 0), query.get("from", 0), query.get("tail")
+        found = await asyncio.to_thread(self._machine.pool.log, name, rank, start, tail)
+        content = _whole_characters(found.content)
+        return JSONResponse(
+            {
+                "start": found.start,
+                "end": found.start + len(content),
+                "text": content.decode("utf-8", "replace"),
+                "phase": None if found.phase is None else str(found.phase),
+            }
+        )
+
+    async def events(self, request: Request) -> Response:
+        """Live updates until the page goes, or the console ends."""
+        del request
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        snapshots, sent = self._snapshots, dict[str, bytes]()
+        snapshots.watch()
+        try:
+            yield b"retry: 1000\n\n"
+            events = snapshots.events
+            while not snapshots.ended:
+                for name, content in events.items():
+                    if sent.get(name) != content:
+                        yield b"event: %s\ndata: %s\n\n" % (name.encode(), content)
+                sent = events
+                try:
+                    async with asyncio.timeout(PING_SECONDS):
+                        events = await snapshots.next()
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            snapshots.unwatch()
+
+
+async def read_body(request: Request, operation: str) -> dict[str, Any]:
+    """The body of a request, as the document has it."""
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > LARGEST_BODY:
+            raise ProblemError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body is longer than {LARGEST_BODY} bytes",
+                "Send less.",
+            )
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise InvalidValueError(
+            "the body is not JSON", "Send it with the header Content-Type: application/json."
+        )
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValueError(f"the body is not JSON: {error}") from error
+    schema.check(body, openapi.OPERATIONS[operation]["body"])
+    assert isinstance(body, dict)  # noqa: S101 - checked above
+    return body
+
+
+def read_query(request: Request, operation: str) -> dict[str, Any]:
+    """The parameters of a URL, as the document has them."""
+    known, found = openapi.OPERATIONS[operation]["query"], {}
+    for name, text in request.query_params.multi_items():
+        if name not in known:
+            raise InvalidValueError(
+                f"unknown parameter {name[:40]!r}", f"Known are {', '.join(known)}."
+            )
+        if name in found:
+            raise InvalidValueError(f"the parameter {name} is given twice")
+        found[name] = schema.parse(text, known[name], name)
+    return found
+
+
+def page(items: Sequence[Any], keys: Sequence[str], query: dict[str, Any]) -> Response:
+    """The items after the key `after`; of one that is gone, nothing."""
+    limit, after = query.get("limit", openapi.LIMIT["default"]), 0
+    if "after" in query:
+        if query["after"] not in keys:
+            raise InvalidValueError(
+                "the item of `after` is no longer there", "Begin with the first page."
+            )
+        after = len(keys) - keys[::-1].index(query["after"])
+    end = after + limit
+    more = keys[end - 1] if end < len(items) else None
+    return JSONResponse({"items": items[after:end], "next": more})
+
+
+def _path(request: Request, name: str) -> str:
+    text = str(request.path_params[name])
+    schema.check(text, {"type": "string", "minLength": 1, "maxLength": 200}, name)
+    return text
+
+
+def _whole_characters(content: bytes) -> bytes:
+    """Without the beginning of a character at the end, unless that is all there is."""
+    for cut in range(1, min(4, len(content))):
+        byte = content[-cut]
+        if byte < 0x80:
+            return content
+        if byte >= 0xC0:
+            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return content if cut >= size else content[:-cut]
+    return content

@@ -1,0 +1,150 @@
+"""What every request passes first: the Host header, sign-in, CSRF; and the headers of answers.
+
+- The Host header must name this console, so that a page of another site cannot reach it by a name
+  that resolves to this machine.
+- Everything below `api/` but signing in and the OpenAPI document needs a session or the token.
+- A write with a session must come from this origin and carry the session's CSRF value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+
+from aliquot.console.problems import problem
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from aliquot.console.sign_in import SignIn
+
+CSRF_HEADER = "x-aliquot-csrf"
+HOW_TO_SIGN_IN = "Get a link with: aliquot console"
+
+_OPEN = {("POST", "api/v1/session"), ("GET", "api/v1/openapi.json")}
+_READS = {"GET", "HEAD", "OPTIONS"}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """How the console is reached: its names, its path, and who may show it in a frame."""
+
+    hosts: frozenset[str]
+    cookie: str
+    base_path: str = ""  # "" or "/aliquot"
+    frame_ancestors: tuple[str, ...] = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of every answer. No script or style of a page itself is run."""
+        frames = " ".join(self.frame_ancestors) or "'none'"
+        policy = (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+            " connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self';"
+            f" frame-ancestors {frames}"
+        )
+        found = {
+            "content-security-policy": policy,
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cross-origin-opener-policy": "same-origin",
+            "cross-origin-resource-policy": "same-origin",
+        }
+        return found if self.frame_ancestors else {**found, "x-frame-options": "DENY"}
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """An application behind these checks."""
+
+    app: ASGIApp
+    site: Site
+    sign_in: SignIn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, or pass it on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(self.site.headers)
+                if "cache-control" not in headers:
+                    headers["cache-control"] = "no-store"
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (self.app if refusal is None else refusal)(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        if host not in self.site.hosts:
+            return problem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "the Host header names another server",
+                "Use the address that `aliquot console` prints, or start it with --server-name.",
+                "wrong-host",
+            )
+        path = scope["path"].removeprefix(self.site.base_path).lstrip("/")
+        method = scope["method"]
+        if not path.startswith("api/"):
+            return None
+        if self._is_foreign(headers, host):
+            return problem(
+                HTTPStatus.FORBIDDEN,
+                "the request comes from a page of another origin",
+                "Open the console itself.",
+                "foreign-origin",
+            )
+        if (method, path) in _OPEN:
+            return None
+        return self._unknown_caller(headers, method)
+
+    def _unknown_caller(self, headers: Headers, method: str) -> Response | None:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return None if self.sign_in.accepts_token(token.strip()) else _unauthorized()
+        session = session_of(headers, self.site)
+        if session is None or not self.sign_in.accepts_session(session):
+            return _unauthorized()
+        given = headers.get(CSRF_HEADER, "")
+        if method in _READS or self.sign_in.accepts_csrf(session, given):
+            return None
+        return problem(
+            HTTPStatus.FORBIDDEN,
+            f"the request lacks the header {CSRF_HEADER}, or it is of another session",
+            "Load the page again.",
+            "csrf",
+        )
+
+    @staticmethod
+    def _is_foreign(headers: Headers, host: str) -> bool:
+        """Whether a browser says that a page of another origin asks."""
+        origin = headers.get("origin")
+        return headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} or (
+            origin is not None and origin.lower().partition("://")[2] != host
+        )
+
+
+def session_of(headers: Headers, site: Site) -> str | None:
+    """The session's cookie of a request."""
+    return cookie_parser(headers.get("cookie", "")).get(site.cookie)
+
+
+def _unauthorized() -> Response:
+    found = problem(
+        HTTPStatus.UNAUTHORIZED,
+        "you are not signed in, or the token is wrong",
+        HOW_TO_SIGN_IN,
+        "sign-in",
+    )
+    found.headers["www-authenticate"] = "Bearer"
+    return found

@@ -1,0 +1,435 @@
+"""The OpenAPI document of the console: also what requests are checked against (`schema`)."""
+
+from __future__ import annotations
+
+from functools import cache
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from aliquot.console.problems import MEDIA_TYPE
+
+Schema = dict[str, Any]
+
+PREFIX = "/api/v1"
+MOST_ITEMS = 500
+
+_WORDS = 200
+
+
+def _text(description: str, most: int = _WORDS, **more: Any) -> Schema:
+    return {"type": "string", "description": description, "maxLength": most, **more}
+
+
+def _number(description: str, kind: str = "integer", **more: Any) -> Schema:
+    return {"type": kind, "description": description, **more}
+
+
+def _maybe(schema: Schema) -> Schema:
+    """The same, or null: it is not known, or this user may not see it."""
+    enum = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+    return {**schema, "type": [schema["type"], "null"], **enum}
+
+
+def _flag(description: str) -> Schema:
+    return {"type": "boolean", "description": description}
+
+
+def _object(properties: dict[str, Schema], *optional: str) -> Schema:
+    """An object; all properties are required but those that are named."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [one for one in properties if one not in optional],
+        "additionalProperties": False,
+    }
+
+
+def _list(items: Schema, description: str = "") -> Schema:
+    return {"type": "array", "items": items, "description": description}
+
+
+_BYTES = "in bytes"
+_TIME = _number("seconds since 1970", "number")
+_POLICY = _text("what it gets beyond its share", enum=["elastic", "hard"])
+_PRIORITY = _text("who comes first", enum=["latency", "normal", "background"])
+
+TELEMETRY = _object(
+    {
+        "busy_ratio": _maybe(_number("how much of the time it computed, 0 to 1", "number")),
+        "power_watts": _maybe(_number("power", "number")),
+        "power_limit_watts": _maybe(_number("limit of its power", "number")),
+        "celsius": _maybe(_number("temperature", "number")),
+        "clock_mhz": _maybe(_number("clock", "number")),
+    }
+)
+GPU = _object(
+    {
+        "index": _number("as in `aliquot gpus`"),
+        "uuid": _text("the driver's name for it"),
+        "model": _text("its model"),
+        "memory_bytes": _number(f"its memory, {_BYTES}"),
+        "used_bytes": _maybe(_number(f"what all programs use of it, {_BYTES}")),
+        "granted_bytes": _number(f"what grants have of it, {_BYTES}"),
+        "free_bytes": _number(f"what a new grant can have of it, {_BYTES}"),
+        "free_percent": _number("compute time that no slice has asked for"),
+        "healthy": _flag("the driver reports on it"),
+        "contended": _flag("slices take turns on it"),
+        "strength": _maybe(_number("100 for an A100", "number")),
+        "context_bytes": _maybe(_number(f"what one CUDA context takes, {_BYTES}")),
+        "telemetry": _maybe(TELEMETRY),
+        "outside": _list(
+            _object(
+                {
+                    "pid": _number("process"),
+                    "name": _text("program", 4096),
+                    "bytes": _maybe(_number("its memory")),
+                }
+            ),
+            "processes that use it outside all grants",
+        ),
+    }
+)
+SLICE = _object(
+    {
+        "gpu_index": _maybe(_number("of its GPU")),
+        "gpu": _text("UUID of its GPU"),
+        "memory_bytes": _number(f"its limit, {_BYTES}"),
+        "used_bytes": _number(f"what its programs use, {_BYTES}"),
+        "compute_percent": _maybe(_number("its share; null: an equal part")),
+        "weight_percent": _maybe(_number("its part, by the requests of all slices of the GPU")),
+        "got_ratio": _maybe(_number("what it got since the last reading, 0 to 1", "number")),
+        "policy": _POLICY,
+        "priority": _PRIORITY,
+        "turn": _text("where it is among the turns of its GPU"),
+        "shares_work": _maybe(_flag("whether compute shares work; null: not tried yet")),
+        "idle_seconds": _maybe(_number("since when it has no work", "number")),
+        "wait_p99_seconds": _maybe(_number("how long work waits at most, of 99 %", "number")),
+    }
+)
+GRANT = _object(
+    {
+        "name": _maybe(_text("name; null: another user's")),
+        "id": _text("identifies it, also against a later grant of the same name", 400),
+        "user": _text("its owner"),
+        "own": _flag("it is this user's"),
+        "hidden": _flag("it is another user's, of which only the slices are shown"),
+        "state": _text("what its programs do"),
+        "created": _TIME,
+        "command": _maybe(_text("its command", 1 << 22)),
+        "broken": _maybe(_text("why it is broken", 4096)),
+        "swappable": _flag("its memory can leave the GPU"),
+        "away_bytes": _maybe(_number(f"its memory on the host, {_BYTES}")),
+        "parked_seconds": _maybe(_number("since when it is parked", "number")),
+        "park_after_seconds": _maybe(_number("when it is parked, if it is idle", "number")),
+        "parked_because": _maybe(_text("why it was not parked, or does not come back", 4096)),
+        "slices": _list(SLICE),
+        "processes": _list(
+            _object(
+                {
+                    "pid": _number("process"),
+                    "name": _text("program", 4096),
+                    "stopped": _flag("a signal or a debugger has stopped it"),
+                    "used_bytes": _number("its memory"),
+                    "ungated": _maybe(_text("why its share is not held", 4096)),
+                }
+            )
+        ),
+    }
+)
+HISTORY = _object(
+    {
+        "slices": _list(
+            _object(
+                {
+                    "gpu": _text("UUID of its GPU"),
+                    "times": _list(_TIME),
+                    "used_bytes": _list(_number("memory")),
+                    "got_ratio": _list(_maybe(_number("0 to 1", "number"))),
+                }
+            )
+        )
+    }
+)
+_REQUEST = _object(
+    {
+        "gpus": _number("GPUs of each worker"),
+        "memory_bytes": _maybe(_number(f"of each GPU, {_BYTES}")),
+        "memory_percent": _maybe(_number("of each GPU", "number")),
+        "compute_percent": _maybe(_number("share; null: an equal part")),
+    }
+)
+_JOB: dict[str, Schema] = {
+    "number": _maybe(_number("its number; null: a command that waits")),
+    "name": _maybe(_text("its name")),
+    "kind": _text("a job, or a command of `aliquot run --wait`", enum=["job", "command"]),
+    "user": _text("its owner"),
+    "hidden": _flag("it is another user's, of which only the size is shown"),
+    "phase": _text("as in `aliquot jobs`"),
+    "reason": _maybe(_text("why it waits, or how it came to its phase", 1 << 16)),
+    "place": _maybe(_number("its place among all that wait")),
+    "of": _maybe(_number("how many wait")),
+    "expected_start": _maybe(_TIME),
+    "workers": _number("workers now"),
+    "next_workers": _maybe(_number("workers after the resize that is under way")),
+    "sizes": _text("numbers of workers that it can have", 1 << 16),
+    "queue": _maybe(_text("its queue")),
+    "command": _maybe(_text("its command", 1 << 22)),
+    "directory": _maybe(_text("where it runs", 1 << 16)),
+    "request": _REQUEST,
+    "submitted": _TIME,
+    "started": _maybe(_TIME),
+    "since": _maybe(_TIME),
+    "exit_code": _maybe(_number("null: not finished")),
+    "step": _maybe(_number("as it reports", "number")),
+    "samples_per_second": _maybe(_number("as it reports", "number")),
+    "time_seconds": _maybe(_number("its time limit", "number")),
+}
+JOB = _object(_JOB)
+JOB_DETAILS = _object(
+    {
+        **_JOB,
+        "history": _list(
+            _object(
+                {
+                    "at": _TIME,
+                    "phase": _text("phase"),
+                    "size": _number("workers"),
+                    "reason": _text("why", 1 << 16),
+                }
+            )
+        ),
+        "worker_list": _list(
+            _object(
+                {
+                    "rank": _number("rank"),
+                    "gpus": _list(_maybe(_number("index"))),
+                    "grant": _maybe(_text("its grant")),
+                    "pids": _list(_number("process")),
+                }
+            )
+        ),
+        "ranks": _list(_number("a rank that has a log")),
+    }
+)
+LOG = _object(
+    {
+        "start": _number("number of the first byte; larger than asked if some were dropped"),
+        "end": _number("where to continue"),
+        "text": _text("the output", 1 << 22),
+        "phase": _maybe(_text("the job's phase before that was read")),
+    }
+)
+MACHINE = _object(
+    {
+        "time": _TIME,
+        "name": _text("the machine"),
+        "simulated": _maybe(_text("its shape, if it is simulated")),
+        "user": _text("whose rights the console has"),
+        "arbiter_is_up": _flag("an arbiter answers"),
+        "pool_is_up": _flag("a pool answers"),
+        "driver_version": _maybe(_text("of the driver")),
+        "notes": _list(_text("a sentence", 1 << 16), "what needs attention"),
+    }
+)
+SESSION = _object({"csrf": _text("to send as X-Aliquot-CSRF with each write")})
+SIGN_IN = _object(
+    {
+        "token": _text("the content of the console's file `token`"),
+        "code": _text("the code of a link", 400),
+    },
+    "token",
+    "code",
+)
+PROBLEM = _object(
+    {
+        "type": _text("the sort of problem"),
+        "title": _text("the status in words"),
+        "status": _number("the status"),
+        "detail": _text("what is wrong", 1 << 20),
+        "hint": _maybe(_text("a way out", 1 << 16)),
+    }
+)
+
+
+def _page(items: Schema) -> Schema:
+    return _object(
+        {"items": _list(items), "next": _maybe(_text("`after` of the next page; null: the last"))}
+    )
+
+
+LIMIT = {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": 100}
+_NAME = {"type": "string", "minLength": 1, "maxLength": _WORDS}
+_BIG = {"type": "integer", "minimum": 0, "maximum": 1 << 53}
+_PAGE_QUERY = {"limit": LIMIT, "after": {"type": "string", "maxLength": _WORDS}}
+
+# operation: method, path, summary, query, body, answer's status and schema, statuses of problems
+OPERATIONS: dict[str, dict[str, Any]] = {
+    "sign_in": {
+        "method": "post",
+        "path": "/session",
+        "summary": "Sign in with the token or with the code of a link; sets a cookie.",
+        "body": SIGN_IN,
+        "answer": SESSION,
+        "problems": (400, 401, 413),
+    },
+    "session": {
+        "method": "get",
+        "path": "/session",
+        "summary": "The CSRF value of this session; null with a token.",
+        "answer": _object({"csrf": _maybe(SESSION["properties"]["csrf"])}),
+    },
+    "sign_out": {
+        "method": "delete",
+        "path": "/session",
+        "summary": "Remove the cookie.",
+        "status": 204,
+    },
+    "machine": {
+        "method": "get",
+        "path": "/machine",
+        "summary": "The machine, and what needs attention.",
+        "answer": MACHINE,
+    },
+    "gpus": {
+        "method": "get",
+        "path": "/gpus",
+        "summary": "The GPUs, by index.",
+        "query": _PAGE_QUERY,
+        "answer": _page(GPU),
+    },
+    "grants": {
+        "method": "get",
+        "path": "/grants",
+        "summary": "The grants with their slices, oldest first.",
+        "query": _PAGE_QUERY,
+        "answer": _page(GRANT),
+    },
+    "grant": {
+        "method": "get",
+        "path": "/grants/{name}",
+        "summary": "One grant.",
+        "answer": GRANT,
+        "problems": (400, 404),
+    },
+    "history": {
+        "method": "get",
+        "path": "/grants/{name}/history",
+        "summary": "What its slices used and got in the last ten minutes.",
+        "answer": HISTORY,
+        "problems": (400, 404, 503),
+    },
+    "jobs": {
+        "method": "get",
+        "path": "/jobs",
+        "summary": "The jobs, newest first; before them on the first page commands that wait.",
+        "query": {
+            **_PAGE_QUERY,
+            "which": {"type": "string", "enum": ["unfinished", "all"], "default": "unfinished"},
+        },
+        "answer": _page(JOB),
+        "problems": (400, 503),
+    },
+    "job": {
+        "method": "get",
+        "path": "/jobs/{job}",
+        "summary": "One job, by name or number, with its history, workers and logs.",
+        "answer": JOB_DETAILS,
+        "problems": (400, 403, 404, 503),
+    },
+    "log": {
+        "method": "get",
+        "path": "/jobs/{job}/log",
+        "summary": "The output of a worker from a byte on, or its last lines. To follow it, ask"
+        " again from `end` on.",
+        "query": {
+            "rank": {**_BIG, "maximum": 1 << 20},
+            "from": _BIG,
+            "tail": {**_BIG, "maximum": 100_000},
+        },
+        "answer": LOG,
+        "problems": (400, 403, 404, 409, 503),
+    },
+    "events": {
+        "method": "get",
+        "path": "/events",
+        "summary": "Server-sent events: `machine` once a second, with `gpus` and `grants`, and"
+        " `jobs` when they change.",
+        "media": "text/event-stream",
+    },
+    "openapi": {
+        "method": "get",
+        "path": "/openapi.json",
+        "summary": "This document.",
+        "answer": {"type": "object"},
+    },
+}
+
+
+@cache
+def document(base_path: str = "") -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, Any] = {}
+    for name, operation in OPERATIONS.items():
+        paths.setdefault(operation["path"], {})[operation["method"]] = _operation(name, operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Aliquot console",
+            "version": version("aliquot"),
+            "description": "GPUs, grants and jobs of one machine, with the rights of the user who"
+            " runs the console. Writes with a session's cookie need the header X-Aliquot-CSRF.",
+        },
+        "servers": [{"url": f"{base_path}{PREFIX}"}],
+        "security": [{"token": []}, {"session": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": "aliquot-PORT"},
+            },
+            "schemas": {"Problem": PROBLEM},
+        },
+    }
+
+
+def _operation(name: str, operation: dict[str, Any]) -> dict[str, Any]:
+    status = operation.get("status", 200)
+    found: dict[str, Any] = {
+        "operationId": name,
+        "summary": operation["summary"],
+        "parameters": [*_path_parameters(operation), *_query_parameters(operation)],
+        "responses": {str(status): _answer(operation, status)},
+    }
+    if "body" in operation:
+        content = {"application/json": {"schema": operation["body"]}}
+        found["requestBody"] = {"required": True, "content": content}
+    if name in {"sign_in", "openapi"}:
+        found["security"] = []
+    default = (400,) if "query" in operation else ()
+    own = operation.get("problems", default)
+    for problem in sorted({*own, 403, 421, *(() if name == "openapi" else (401,))}):
+        found["responses"][str(problem)] = {
+            "description": HTTPStatus(problem).phrase,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+    return found
+
+
+def _answer(operation: dict[str, Any], status: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+    if "answer" in operation:
+        found["content"] = {"application/json": {"schema": operation["answer"]}}
+    elif "media" in operation:
+        found["content"] = {operation["media"]: {"schema": {"type": "string"}}}
+    return found
+
+
+def _path_parameters(operation: dict[str, Any]) -> list[dict[str, Any]]:
+    names = [part[1:-1] for part in operation["path"].split("/") if part.startswith("{")]
+    return [{"name": name, "in": "path", "required": True, "schema": _NAME} for name in names]
+
+
+def _query_parameters(operation: dict[str, Any]) -> list[dict[str, Any]]:
+    query = operation.get("query", {})
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]

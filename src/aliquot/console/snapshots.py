@@ -1,0 +1,257 @@
+"""One view of the machine and its jobs, read once for all pages, and what slices used lately.
+
+A reading takes at most a twentieth of the time: if the pool or the arbiter needs long to answer,
+it is asked less often. Nothing here waits for a page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aliquot import slices
+from aliquot.console.job_view import job_view, run_view
+from aliquot.console.machine_view import gpu_view, grant_view
+from aliquot.devices import Sensors
+from aliquot.model.errors import AliquotError
+from aliquot.pool.client import NoPoolError, PoolClient
+from aliquot.pool.directory import directory_of
+from aliquot.pool.peers import this_user
+from aliquot.slices import control
+from aliquot.slices.grant_facts import notes, telemetry
+from aliquot.slices.rates import Key, key, slice_rates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aliquot.slices import LocalMachine, StateDirectory
+    from aliquot.slices.arbiter_status import Status
+    from aliquot.slices.rates import Rates
+
+WATCHED_SECONDS = 1.0  # between two readings while a page is open
+ALONE_SECONDS = 5.0  # else, so that a page that opens has the last minutes
+WORK_RATIO = 0.05
+RECENT_SECONDS = 3600.0  # finished jobs that the live list has
+HISTORY_SECONDS = 600.0
+MOST_HISTORIES = 4096
+MOST_JOBS = 500  # in the live list; the API has all
+
+_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSnapshot:
+    """What is known at one time; `machine` and `jobs` are sent to pages as they are."""
+
+    at: float = 0.0
+    machine: dict[str, Any] = field(default_factory=dict)
+    jobs: dict[str, Any] = field(default_factory=dict)
+    found: LocalMachine | None = None
+
+    def events(self) -> dict[str, bytes]:
+        """The content of the events of this snapshot, by name."""
+        return {
+            name: json.dumps(content, separators=(",", ":")).encode()
+            for name, content in (("machine", self.machine), ("jobs", self.jobs))
+        }
+
+
+@dataclass(slots=True)
+class History:
+    """What one slice used and got, in the last minutes."""
+
+    points: deque[tuple[float, int, float | None]] = field(default_factory=deque)
+
+    def add(self, at: float, used_bytes: int, got_ratio: float | None) -> None:
+        """Add a point, and forget those that are too old."""
+        self.points.append((at, used_bytes, got_ratio))
+        while self.points[0][0] < at - HISTORY_SECONDS:
+            self.points.popleft()
+
+
+class Machine:
+    """Reads one machine: its arbiter, its pool and its driver, with this user's rights."""
+
+    def __init__(self, state: StateDirectory) -> None:
+        self.state = state
+        self.pool = PoolClient(directory_of(state), _TIMEOUT)
+        self._sensors = Sensors()
+        self._before: Status | None = None
+        self._histories: dict[Key, History] = {}
+
+    @property
+    def name(self) -> str:
+        """The machine's name for people."""
+        return str(self.pool.directory)
+
+    def find(self) -> LocalMachine:
+        """The machine with the arbiter's status of now; NoArbiterError if there is none."""
+        slices.revive(self.state)
+        return slices.LocalMachine(self.state, control.status(self.state.directory, _TIMEOUT))
+
+    def read(self) -> ConsoleSnapshot:
+        """Read everything once. What does not answer is missing, and `problems` says why."""
+        at, problems = time.time(), []
+        found = None
+        try:
+            found = self.find()
+        except control.SilentArbiterError as error:
+            problems.append(error.one_line)
+        except AliquotError:
+            pass  # no arbiter runs: nothing is granted
+        rates = {} if found is None else slice_rates(self._before, found.status)
+        self._before = None if found is None else found.status
+        if found is not None:
+            self._remember(at, found, rates)
+        jobs, is_up = self._jobs(problems)
+        return ConsoleSnapshot(
+            at, self._view(at, found, rates, problems, pool_is_up=is_up), jobs, found
+        )
+
+    def history(self, found: LocalMachine, name: str) -> dict[str, Any]:
+        """What the slices of a grant used and got lately."""
+        _, grant = slices.find_grant([found], slices.check_address(name))
+        histories = [
+            (part.gpu_uuid, self._histories.get(key(grant, part.gpu_uuid), History()))
+            for part in grant.slices
+        ]
+        return {
+            "slices": [
+                {
+                    "gpu": uuid,
+                    "times": [point[0] for point in list(one.points)],
+                    "used_bytes": [point[1] for point in list(one.points)],
+                    "got_ratio": [point[2] for point in list(one.points)],
+                }
+                for uuid, one in histories
+            ]
+        }
+
+    def _remember(self, at: float, found: LocalMachine, rates: Mapping[Key, Rates]) -> None:
+        kept: dict[Key, History] = {}
+        for grant in found.status.grants:
+            for part, use in zip(grant.slices, grant.use, strict=True):
+                which = key(grant, part.gpu_uuid)
+                kept[which] = self._histories.get(which, History())
+                kept[which].add(at, use.used_bytes, rates[which].got_ratio)
+                if len(kept) == MOST_HISTORIES:
+                    break
+        self._histories = kept
+
+    def _jobs(self, problems: list[str]) -> tuple[dict[str, Any], bool]:
+        """The live list of jobs, and whether a pool is up."""
+        try:
+            listing = self.pool.listing(recent=RECENT_SECONDS)
+        except NoPoolError:
+            return {"up": False, "items": [], "left_out": 0}, False
+        except AliquotError as error:
+            problems.append(error.one_line)
+            return {"up": True, "items": [], "left_out": 0}, True
+        jobs = [*map(run_view, listing.runs), *map(job_view, reversed(listing.jobs))]
+        left_out = max(0, len(jobs) - MOST_JOBS)
+        return {"up": True, "items": jobs[:MOST_JOBS], "left_out": left_out}, True
+
+    def _view(
+        self,
+        at: float,
+        found: LocalMachine | None,
+        rates: Mapping[Key, Rates],
+        problems: list[str],
+        *,
+        pool_is_up: bool,
+    ) -> dict[str, Any]:
+        shape = self.state.shape
+        view: dict[str, Any] = {
+            "time": at,
+            "name": self.name,
+            "simulated": None if shape is None else str(shape),
+            "user": this_user().name,
+            "arbiter_is_up": found is not None,
+            "pool_is_up": pool_is_up,
+            "driver_version": None,
+            "notes": problems,
+            "gpus": [],
+            "grants": [],
+        }
+        if found is None:
+            return view
+        status, now = found.status, telemetry(found, self._sensors)
+        return {
+            **view,
+            "driver_version": status.driver_version or None,
+            "notes": [*problems, *notes((found,))],
+            "gpus": [gpu_view(one, status.grants, now) for one in status.gpus],
+            "grants": [
+                grant_view(found, grant, rates)
+                for grant in sorted(status.grants, key=lambda one: (one.created, one.name))
+            ],
+        }
+
+
+class LiveSnapshots:
+    """The newest snapshot of a machine. `watch` waits for the next one."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.newest = ConsoleSnapshot()
+        self.events: dict[str, bytes] = {}
+        self.watchers = 0
+        self.ended = False
+        self._reading = asyncio.Lock()
+        self._next = asyncio.Event()
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Read on and on."""
+        while True:
+            begun = time.monotonic()
+            await self.refresh()
+            took = time.monotonic() - begun
+            pause = WATCHED_SECONDS if self.watchers else ALONE_SECONDS
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(pause - took, took / WORK_RATIO)):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def refresh(self) -> None:
+        """Read now, and send it to all pages."""
+        async with self._reading:
+            self.newest = await asyncio.to_thread(self.machine.read)
+        self.events = self.newest.events()
+        self._tell()
+
+    async def fresh(self) -> ConsoleSnapshot:
+        """A snapshot that is not older than a page's, for requests of programs."""
+        if time.time() - self.newest.at > WATCHED_SECONDS:
+            await self.refresh()
+        return self.newest
+
+    def end(self) -> None:
+        """End all streams."""
+        self.ended = True
+        self._tell()
+
+    def _tell(self) -> None:
+        arrived, self._next = self._next, asyncio.Event()
+        arrived.set()
+
+    async def next(self) -> dict[str, bytes]:
+        """The events of the next snapshot."""
+        await self._next.wait()
+        return self.events
+
+    def watch(self) -> None:
+        """Count a page that has opened; the first one is not kept waiting."""
+        self.watchers += 1
+        if self.watchers == 1:
+            self._wake.set()
+
+    def unwatch(self) -> None:
+        """Count a page that has closed."""
+        self.watchers -= 1

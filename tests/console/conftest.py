@@ -1,0 +1,147 @@
+"""A pool of simulated GPUs, and a console of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from conftest import Cli, aliquot_command
+from pool.conftest import SHAPE, PoolUp, down_pool
+from pool.conftest import pool as pool_fixture
+from support import wait_until
+
+__all__ = ["down_pool", "pool_fixture"]
+
+SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of the console."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Console:
+    """A console that serves, and requests to it."""
+
+    process: subprocess.Popen[str]
+    link: str
+    token: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return self.link.partition("#")[0]
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.link).netloc
+
+    @property
+    def code(self) -> str:
+        return self.link.partition("#code=")[2]
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str | None) -> Answer:
+        """Ask with the token; a header that is None is left out."""
+        sent: dict[str, str | None] = {"Authorization": f"Bearer {self.token}", **self.headers}
+        sent |= {name.replace("_", "-").title(): value for name, value in headers.items()}
+        content = None
+        if body is not None:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            sent.setdefault("Content-Type", "application/json")
+        connection = http.client.HTTPConnection(self.host, timeout=30)
+        try:
+            given = {name: value for name, value in sent.items() if value is not None}
+            base = urlsplit(self.address).path.rstrip("/")
+            connection.request(method, f"{base}{path}", content, given)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, found, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str | None) -> Any:
+        answer = self.ask("GET", f"/api/v1{path}", **headers)
+        assert answer.status == 200, answer
+        return answer.json
+
+    def problem(
+        self, status: int, method: str, path: str, body: Any = None, **headers: str | None
+    ) -> Any:
+        """The problem document of a refused request."""
+        answer = self.ask(method, path, body, **headers)
+        assert answer.status == status, answer
+        assert answer.headers["content-type"] == "application/problem+json"
+        found = answer.json
+        assert found.keys() == {"type", "title", "status", "detail", "hint"}
+        assert found["status"] == status
+        return found
+
+
+def start_console(pool: PoolUp, env: dict[str, str], *options: str) -> Console:
+    """`aliquot console`; it ends with the test."""
+    process = subprocess.Popen(
+        [aliquot_command(), "console", "--simulate", SHAPE, "--listen", ":0", *options],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    link = process.stdout.readline().strip()
+    if not link:
+        raise AssertionError(process.communicate()[1])
+    return Console(process, link, (pool.state / "console" / "token").read_text())
+
+
+def end_console(console: Console) -> None:
+    console.process.terminate()
+    try:
+        console.process.wait(20)
+    finally:
+        console.process.kill()
+        console.process.communicate()
+
+
+@pytest.fixture
+def pool(pool_fixture: PoolUp) -> PoolUp:
+    return pool_fixture
+
+
+@pytest.fixture
+def console(pool: PoolUp, cli_env: dict[str, str]) -> Iterator[Console]:
+    found = start_console(pool, cli_env)
+    yield found
+    end_console(found)
+
+
+@pytest.fixture
+def sleeper(cli_env: dict[str, str], console: Console) -> Iterator[str]:
+    """A program that has a slice of 8 GiB and 30 % of GPU 0."""
+    options = ("--memory", "8GiB", "--compute", "30", "--name", "sleeper")
+    command = [aliquot_command(), "run", "--simulate", SHAPE, *options, "--", *SLEEPS]
+    with subprocess.Popen(command, env=cli_env) as process:
+        try:
+            wait_until(lambda: [one["name"] for one in console.get("/grants")["items"]])
+            yield "sleeper"
+        finally:
+            process.kill()
+
+
+__all__ += ["Cli"]
