@@ -449,15 +449,14 @@ def test_a_node_without_its_agent_gets_no_pods_until_the_agent_is_back() -> None
     played(play)
 
 
-def test_preemption_that_frees_no_gpu_is_refused() -> None:
+def test_kube_scheduler_evicts_for_cpu_only_where_gpus_are_free() -> None:
     async def play(api: FakeApi, one: Replica) -> None:
         put_node(api, make_node("n2", 2))
         await until(lambda: "n2" in one.scheduler.cluster.nodes)
-        for name, node in (("a", "n1"), ("b", "n2")):
-            pod = put_pod(api, make_pod(name, gpu=2))
-            assert await one.bind(pod, node) == ""
+        pod = put_pod(api, make_pod("a", gpu=2))
+        assert await one.bind(pod, "n1") == ""
         victims = {
-            "n1": {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 1},
+            "n1": {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 0},
             "n2": {"Pods": [{"UID": "uid-cpu-only"}], "NumPDBViolations": 0},
         }
         body = {
@@ -466,7 +465,7 @@ def test_preemption_that_frees_no_gpu_is_refused() -> None:
             "NodeNameToMetaVictims": victims,
         }
         answer = (await one.post("/preempt", body)).json()
-        assert answer == {"NodeNameToMetaVictims": {"n1": victims["n1"]}}
+        assert answer == {"NodeNameToMetaVictims": {"n2": victims["n2"]}}
 
     played(play)
 

@@ -413,29 +413,6 @@ def test_a_pod_uses_a_gpu_as_one_kind() -> None:
     assert parts["main"].gpus != parts["prepare"].gpus
 
 
-# --- preemption -------------------------------------------------------------------------------
-
-
-def bound(of: Planner, pod: Pod, node: str = "n1") -> Pod:
-    """The pod as it is once it was bound by its plan."""
-    notes = {**pod.metadata.annotations, PLAN: plan_of(plan(of, pod, node)).encode()}
-    with_node = msgspec.structs.replace(
-        pod,
-        metadata=msgspec.structs.replace(pod.metadata, annotations=notes),
-        spec=msgspec.structs.replace(pod.spec, node_name=node),
-    )
-    of.cluster.set_pod(pod.metadata.uid, with_node)
-    return with_node
-
-
-def test_no_node_is_offered_for_preemption_that_frees_no_gpu() -> None:
-    of = planner(make_node("n1", 1), make_node("n2", 1))
-    on_gpu, on_other = bound(of, make_pod("a", gpu=1)), bound(of, make_pod("b", gpu=1), "n2")
-    victims = {"n1": [on_gpu.metadata.uid], "n2": ["uid-without-gpus"]}
-    assert of.nodes_after_eviction(make_pod("c", gpu=1), victims) == ["n1"]
-    del on_other
-
-
 # --- any order --------------------------------------------------------------------------------
 
 SHAPES: list[tuple[Container, ...]] = [

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from aliquot.kubernetes.api.names import PREEMPTS
+from aliquot.kubernetes.api.names import PREEMPTS, RETRY
+from aliquot.kubernetes.api.objects import PODS
 from kubernetes import chart
 from kubernetes.extender.replica import Replica
-from kubernetes.fake_api import until
+from kubernetes.fake_api import as_json, until
 from kubernetes.gangs.world import World, is_bound, led, played, running
 
 OWN, GUEST = {"aliquot.io/queue": "own"}, {"aliquot.io/queue": "guest"}
@@ -177,6 +178,76 @@ def test_nobody_is_evicted_on_a_node_that_kube_scheduler_does_not_offer() -> Non
         assert evictions(world) == 1
 
     played(World(1, 1), play)
+
+
+# --- kube-scheduler's own preemption --------------------------------------------------------------
+
+
+async def may_evict(
+    world: World, one: Replica, pod: str, node: str, *victims: str, violations: int = 0
+) -> bool:
+    """Whether kube-scheduler may evict these pods, which are in the way of a pod's CPU."""
+    pods = world.pods()
+    uids = [{"UID": pods[name].metadata.uid} for name in victims]
+    asked = {node: {"Pods": uids, "NumPDBViolations": violations}}
+    body = {"Pod": as_json(PODS, pods[pod]), "NodeNameToMetaVictims": asked}
+    answer = (await one.post("/preempt", body)).json()
+    return node in answer["NodeNameToMetaVictims"]
+
+
+def test_kube_scheduler_evicts_no_pod_whose_gpus_are_covered_by_a_quota() -> None:
+    """The guest's priority is lower, and its GPU is its own queue's. The second GPU is free."""
+
+    async def play(world: World, one: Replica) -> None:
+        set_quotas(world, own=1, guest=1)
+        await guests_run(world, 1)
+        world.offered = set()
+        world.pod("service", gpu=1, labels=OWN, spec={"priority": 9})
+        world.pod("friend", gpu=1, labels=GUEST, spec={"priority": 9})
+        await until(lambda: len(one.scheduler._view.workloads.pods) == 3)
+        assert not await may_evict(world, one, "service", "n0", "guest-0")
+        assert await may_evict(world, one, "friend", "n0", "guest-0")
+        assert not await may_evict(world, one, "friend", "n0", "guest-0", violations=1)
+
+    played(World(2), play)
+
+
+def test_kube_scheduler_evicts_no_part_of_a_gang() -> None:
+    async def play(world: World, one: Replica) -> None:
+        (member,) = world.gang("gang", 1)
+        await is_bound(world, "gang", 1)
+        world.offered = set()
+        world.pod("service", gpu=1, spec={"priority": 9})
+        await until(lambda: len(one.scheduler._view.workloads.pods) == 2)
+        assert not await may_evict(world, one, "service", "n0", member)
+
+    played(World(2), play)
+
+
+def test_a_pod_without_cpu_and_gpus_preempts_by_the_usual_decision() -> None:
+    """kube-scheduler offers no node, and would evict the guest itself."""
+
+    async def play(world: World, one: Replica) -> None:
+        set_quotas(world, own=1)
+        (guest,) = await guests_run(world, 1)
+        world.offered = set()
+        world.pod("service", gpu=1, labels=OWN, spec={"priority": 9})
+        await until(lambda: len(one.scheduler._view.workloads.pods) == 2)
+        assert not await may_evict(world, one, "service", "n0", guest)
+        await until(lambda: preempting(world))
+        assert not await may_evict(world, one, "service", "n0", guest)
+        await until(lambda: guest not in world.bound())
+        world.pod("cpu")
+        await until(lambda: world.phase("pod.service") == "Reserved")
+        await until(lambda: RETRY in world.pods()["service"].metadata.annotations)
+        assert await may_evict(world, one, "service", "n0", "cpu")
+        world.offered = {"n0"}
+        await until(lambda: "service" in world.bound())
+
+    played(World(1), play)
+
+
+# --- another leader -------------------------------------------------------------------------------
 
 
 def test_the_next_leader_goes_on_with_a_single_pods_reservation() -> None:

@@ -258,6 +258,8 @@ class World:
             await asyncio.sleep(0.005)
 
     async def _try(self, one: Replica, pod: Pod) -> None:
+        if not self.offered:
+            return
         try:
             answer = await one.filter(pod, *sorted(self.offered))
         except (AssertionError, httpx2.HTTPError):

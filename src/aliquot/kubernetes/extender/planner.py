@@ -207,20 +207,6 @@ class Planner:
             return kept.parts
         return self.plan(requests, node, {uid})
 
-    def nodes_after_eviction(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> list[str]:
-        """The nodes on which a pod would get GPUs after the eviction of these pods, by UID.
-
-        kube-scheduler chooses victims by CPU, memory and the like. If their eviction would not free
-        GPUs for the pod, it must not evict them.
-        """
-        requests = self.requests(pod)
-        uid = pod.metadata.uid
-        return [
-            node
-            for node, uids in victims.items()
-            if not requests or self.plan(requests, node, {uid, *uids}) is not None
-        ]
-
     def _costs(self, requests: Sequence[ContainerRequest]) -> NDArray[np.float64]:
         """What a pod costs on each node; infinite if a container does not fit even alone."""
         demands = Demands(self.cluster)

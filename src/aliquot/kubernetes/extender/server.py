@@ -11,6 +11,7 @@ limit for all calls, which a bind may need; the other calls are answered within 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -18,7 +19,6 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from aliquot.kubernetes.api.http_server import JSON, HttpResponse, pages, text
-from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.messages import (
     BindingArgs,
@@ -34,7 +34,7 @@ from aliquot.kubernetes.extender.messages import (
 from aliquot.kubernetes.extender.pods import UnknownPodError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aliquot.kubernetes.api.http_server import Handler, HttpRequest
     from aliquot.kubernetes.api.objects import Pod
@@ -48,6 +48,29 @@ ANSWER_SECONDS = 5.0
 NAMES_WANTED = "kube-scheduler sends whole nodes and not their names: set nodeCacheCapable: true"
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """The pods that kube-scheduler proposes to evict on a node, by UID.
+
+    `violates_budgets`: their PodDisruptionBudgets do not allow it.
+    """
+
+    uids: frozenset[str]
+    violates_budgets: bool = False
+
+
+class CpuPreemption(Protocol):
+    """The nodes on which kube-scheduler may evict, and those where GPUs are missing too."""
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Nodes on which it may."""
+
+    @property
+    def short_of_gpus(self) -> tuple[str, ...]:
+        """Nodes on which it may not, only because GPUs are missing."""
 
 
 class Readiness(Protocol):
@@ -69,8 +92,8 @@ class ExtenderRules(Protocol):
     def advised(self, pod: Pod, answer: Answer) -> Answer:
         """The refusal of a single pod, with what people can do."""
 
-    def may_end_others(self, pod: Pod, victims: Collection[str]) -> bool:
-        """Whether these pods, by UID, may be evicted for it."""
+    def may_evict(self, pod: Pod, proposed: Mapping[str, Victims]) -> CpuPreemption:
+        """On which of these nodes kube-scheduler may evict the victims that it proposes."""
 
 
 class Extender:
@@ -186,20 +209,23 @@ class Extender:
             except UnknownPodError as error:
                 count("unknown pod")
                 return text(str(error), 404)
-            asked = args.node_name_to_meta_victims or {}
-            every = {node: _uids(one) for node, one in asked.items()}
-            victims = {
-                node: uids for node, uids in every.items() if self._rules.may_end_others(pod, uids)
+            asked = {
+                node: one
+                for node, one in (args.node_name_to_meta_victims or {}).items()
+                if one is not None
             }
-            try:
-                possible = self._planner.nodes_after_eviction(pod, victims)
-            except InvalidRequestError:
-                possible = []
-            count("allowed" if possible else "refused")
-            found = {node: asked[node] for node in possible}
-            return _json(
-                PreemptionResult({node: one for node, one in found.items() if one is not None})
-            )
+            proposed = {node: _victims(one) for node, one in asked.items()}
+            found = self._rules.may_evict(pod, proposed)
+            count("allowed" if found.allowed else "refused")
+            if found.short_of_gpus and not found.allowed:
+                self._note_lack(pod, found.short_of_gpus)
+            return _json(PreemptionResult({node: asked[node] for node in found.allowed}))
+
+    def _note_lack(self, pod: Pod, names: Sequence[str]) -> None:
+        """A pod that kube-scheduler offered no node lacks GPUs too: it waits for them."""
+        answer = self._rules.answer(pod, names) or self._planner.filter(pod, names)
+        if not (answer.names or answer.by_gang):
+            self._waiting.refused(pod, self._rules.advised(pod, answer))
 
     async def _readyz(self) -> HttpResponse:
         why = self._readiness.not_ready()
@@ -244,5 +270,5 @@ def _json(message: object) -> HttpResponse:
     return HttpResponse(msgspec.json.encode(message), content_type=JSON)
 
 
-def _uids(victims: MetaVictims | None) -> list[str]:
-    return [one.uid for one in (victims.pods if victims else None) or ()]
+def _victims(one: MetaVictims) -> Victims:
+    return Victims(frozenset(pod.uid for pod in one.pods or ()), one.num_pdb_violations > 0)

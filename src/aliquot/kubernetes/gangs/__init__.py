@@ -4,6 +4,7 @@
 - `apply`: reserves and evicts by a decision, as far as that is still possible.
 - `backfill`: the window that planned starts leave for single pods.
 - `controller`: the loop of the replica that leads: observe, step, write, act.
+- `cpu_preemption`: what kube-scheduler may evict for a pod that finds no CPU.
 - `events`: the events and messages about gangs.
 - `evictions`: the requests that open gates and evict pods, and refusals of evictions.
 - `growth`: whether the queues of running pods let them grow by their annotations.

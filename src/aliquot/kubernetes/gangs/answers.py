@@ -14,7 +14,7 @@ from aliquot.kubernetes.extender.planner import Answer
 from aliquot.kubernetes.gangs.lifecycle import arrive, give_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.api.changes import Changes
     from aliquot.kubernetes.api.objects import Pod
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.offered import OfferedNodes
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.workloads import Workloads
+    from aliquot.kubernetes.extender.server import Victims
+    from aliquot.kubernetes.gangs.cpu_preemption import CpuPreemption, CpuPreemptions
     from aliquot.kubernetes.gangs.missing import MissingWork
     from aliquot.kubernetes.gangs.preempting import OfferedToSingles
     from aliquot.kubernetes.gangs.registry import GangRegistry
@@ -48,6 +50,7 @@ class Answers:
         term: Term,
         now: Callable[[], float],
         offered: OfferedToSingles,
+        cpu_preemptions: CpuPreemptions,
     ) -> None:
         self._workloads = workloads
         self._registry = registry
@@ -58,7 +61,7 @@ class Answers:
         self._term = term
         self._now = now
         self._offered = offered
-        self._refused: set[str] = set()  # single pods that gangs or queues keep from starting
+        self._cpu_preemptions = cpu_preemptions
         self.trouble = ""
 
     # --- filter -----------------------------------------------------------------------------------
@@ -90,10 +93,7 @@ class Answers:
     def _answer_single(self, pod: Pod, names: Sequence[str]) -> Answer | None:
         if is_placeholder(pod):
             return _refusal(names, NEVER_RUNS)
-        answer = self._single_pods.answer(pod, names, self._now())
-        if answer is not None and not answer.names:
-            self._refused.add(pod.metadata.uid)
-        return answer
+        return self._single_pods.answer(pod, names, self._now())
 
     def advised(self, pod: Pod, answer: Answer) -> Answer:
         """A refusal, with what the pod's queue has to do with it."""
@@ -101,7 +101,6 @@ class Answers:
 
     def pod_started(self, uid: str) -> None:
         """A pod has its node, or is gone."""
-        self._refused.discard(uid)
         self._offered.forget(uid)
 
     def lets(self, pod: Pod, offered: OfferedNodes) -> bool:
@@ -191,18 +190,17 @@ class Answers:
 
     # --- preempt ----------------------------------------------------------------------------------
 
-    def may_end_others(self, pod: Pod, victims: Collection[str]) -> bool:
-        """Whether kube-scheduler may evict these pods, by UID, for a pod that finds no CPU.
+    def may_evict(self, pod: Pod, proposed: Mapping[str, Victims]) -> CpuPreemption:
+        """On which of these nodes kube-scheduler may evict for a pod that finds no CPU.
 
-        Not for a member of a gang, nor for a pod that may not start anyway; and never a part of a
-        gang.
+        A pod that preempts others may do so on those where only GPUs are missing.
         """
-        if membership_of(pod) is not None or pod.metadata.uid in self._refused:
-            return False
-        pods = (self._workloads.pods.get(uid) for uid in victims)
-        return not is_placeholder(pod) and all(
-            one is None or membership_of(one) is None for one in pods
-        )
+        found = self._cpu_preemptions.answer(pod, proposed, self._now())
+        short, membership = found.short_of_gpus, membership_of(pod)
+        preempts = membership is not None and membership.single
+        if short and preempts and self._offered.add(pod.metadata.uid, short):
+            self._changes.notify()
+        return found
 
 
 def _refusal(names: Sequence[str], text: str) -> Answer:

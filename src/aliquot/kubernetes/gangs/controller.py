@@ -19,6 +19,7 @@ from aliquot.kubernetes.cluster.membership import GangKey, membership_of
 from aliquot.kubernetes.cluster.topology import Labels
 from aliquot.kubernetes.gangs.answers import Answers
 from aliquot.kubernetes.gangs.apply import DecisionApplier
+from aliquot.kubernetes.gangs.cpu_preemption import CpuPreemptions
 from aliquot.kubernetes.gangs.events import GangEvents
 from aliquot.kubernetes.gangs.evictions import Evictor
 from aliquot.kubernetes.gangs.growth import Growth
@@ -144,7 +145,16 @@ class Gangs:
         )
         self._single_pods = SinglePods(planner, workloads, registry, queues, allocations)
         self.answers = Answers(
-            workloads, registry, self._single_pods, queues, cluster, changes, term, now, offered
+            workloads,
+            registry,
+            self._single_pods,
+            queues,
+            cluster,
+            changes,
+            term,
+            now,
+            offered,
+            CpuPreemptions(planner, view, registry, self._single_pods),
         )
         self._growth = Growth(client, view, registry, recorder, now)
         self._sizes = SourceSizes(client, view.asks, now)

@@ -24,7 +24,7 @@ from aliquot.kubernetes.api.objects import PODS
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.membership import foreign_gates, membership_of
 from aliquot.kubernetes.cluster.snapshot import as_one, largest_demand
-from aliquot.kubernetes.cluster.workloads import single_name
+from aliquot.kubernetes.cluster.workloads import work_name
 from aliquot.placement.core.demand import Gang
 from aliquot.placement.queues.preempt import may_preempt
 
@@ -63,6 +63,12 @@ class OfferedToSingles:
         before = self._closed.get(uid)
         self._closed[uid] = self._same.setdefault(closed, closed)
         return before != closed
+
+    def add(self, uid: str, names: Collection[str]) -> bool:
+        """A pod may go to these nodes too; whether that is something new."""
+        closed = self._closed.get(uid)
+        every = self._cluster.rows.keys()
+        return self.record(uid, (every - closed if closed is not None else set()) | set(names))
 
     def closed(self, uid: str) -> frozenset[str] | None:
         """The nodes that a pod cannot go to; None if kube-scheduler has not tried it yet."""
@@ -124,32 +130,12 @@ class PreemptingPods:
         for known, since in self._waiting():
             uid = known.metadata.uid
             pod = self._view.workloads.pods.get(uid)
-            gang = None if pod is None or uid in self._written else self._as_gang(pod, since)
-            if pod is not None and gang is not None:
+            if pod is None or uid in self._written or membership_of(pod) is not None:
+                continue
+            gang = as_gang(self._view, self._planner, pod, since)
+            if gang is not None:
                 found[uid] = pod, gang
         return dict(sorted(found.items(), key=lambda one: _urgency(one[1][1])))
-
-    def _as_gang(self, pod: Pod, since: float) -> Gang | None:
-        """A single pod as a gang of one; None if it cannot be one."""
-        if pod.spec.node_name or pod.metadata.deletion_timestamp or foreign_gates(pod):
-            return None
-        if membership_of(pod) is not None or self._view.queues.refusal_of(pod):
-            return None
-        cluster = self._view.cluster
-        try:
-            requests = self._planner.requests(pod)
-            if not requests or why_never(pod, requests):
-                return None
-            demand = largest_demand(cluster, as_one(requests), cluster.chooser.allocations.hardware)
-        except InvalidRequestError:
-            return None
-        return Gang(
-            name=single_name(pod),
-            members=(demand,),
-            queue=self._view.queues.queue_of(pod),
-            priority=pod.spec.priority or 0,
-            submitted=since,
-        )
 
     def _first(self, pods: Iterable[Pod], gangs: Mapping[str, Gang]) -> list[Pod]:
         """As many as their queues may have at once."""
@@ -176,6 +162,27 @@ class PreemptingPods:
         except ApiError as error:
             if not (error.not_found or error.conflict):
                 _log.info("cannot let a pod preempt", pod=pod.key, why=error.message)
+
+
+def as_gang(view: ClusterView, planner: Planner, pod: Pod, since: float) -> Gang | None:
+    """A waiting single pod as a gang of one that may preempt; None if it cannot be one."""
+    if pod.spec.node_name or pod.metadata.deletion_timestamp or foreign_gates(pod):
+        return None
+    cluster, queues = view.cluster, view.queues
+    try:
+        requests = planner.requests(pod)
+        if not requests or why_never(pod, requests) or queues.refusal_of(pod):
+            return None
+        demand = largest_demand(cluster, as_one(requests), cluster.chooser.allocations.hardware)
+    except InvalidRequestError:
+        return None
+    return Gang(
+        name=work_name(pod),
+        members=(demand,),
+        queue=queues.queue_of(pod),
+        priority=pod.spec.priority or 0,
+        submitted=since,
+    )
 
 
 def why_never(pod: Pod, requests: Sequence[ContainerRequest]) -> str:
