@@ -121,6 +121,7 @@ class Scheduler:
             leading=lambda: self._elector.leading,
             looked=self._writer.change,
             waiting=lambda: self._waiting.pods,
+            offered=lambda uid: self._waiting.offered(uid),  # noqa: PLW0108 - made below
             now=now,
         )
         answers = self._gangs.answers

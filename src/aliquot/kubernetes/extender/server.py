@@ -61,16 +61,12 @@ class Victims:
     violates_budgets: bool = False
 
 
-class CpuPreemption(Protocol):
+@dataclass(frozen=True, slots=True)
+class CpuPreemption:
     """The nodes on which kube-scheduler may evict, and those where GPUs are missing too."""
 
-    @property
-    def allowed(self) -> tuple[str, ...]:
-        """Nodes on which it may."""
-
-    @property
-    def short_of_gpus(self) -> tuple[str, ...]:
-        """Nodes on which it may not, only because GPUs are missing."""
+    allowed: tuple[str, ...] = ()
+    short_of_gpus: tuple[str, ...] = ()
 
 
 class Readiness(Protocol):

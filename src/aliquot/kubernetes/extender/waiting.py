@@ -31,7 +31,7 @@ from aliquot.kubernetes.api.objects import PODS
 from aliquot.kubernetes.cluster.offered import OfferedNodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from aliquot.kubernetes.api.changes import Changes
     from aliquot.kubernetes.api.client import Client
@@ -99,6 +99,12 @@ class WaitingPods:
     def pods(self) -> Iterator[tuple[Pod, float]]:
         """All waiting pods, each with the time since when, as of `time.time()`."""
         return ((one.pod, one.since) for one in self._waits.values())
+
+    def offered(self, uid: str) -> Sequence[str]:
+        """The nodes with GPUs that kube-scheduler offered a waiting pod at its last try."""
+        one, cluster = self._waits.get(uid), self._planner.cluster
+        rows = None if one is None else one.offered.rows(cluster)
+        return [] if rows is None else [name for name, row in cluster.rows.items() if rows[row]]
 
     def refused(self, pod: Pod, answer: Answer) -> None:
         """A pod fits none of the nodes that kube-scheduler offered."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.offered import OfferedNodes
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.workloads import Workloads
-    from aliquot.kubernetes.extender.server import Victims
-    from aliquot.kubernetes.gangs.cpu_preemption import CpuPreemption, CpuPreemptions
+    from aliquot.kubernetes.extender.server import CpuPreemption, Victims
+    from aliquot.kubernetes.gangs.cpu_preemption import CpuPreemptions
     from aliquot.kubernetes.gangs.missing import MissingWork
     from aliquot.kubernetes.gangs.preempting import OfferedToSingles
     from aliquot.kubernetes.gangs.registry import GangRegistry

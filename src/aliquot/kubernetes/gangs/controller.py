@@ -91,8 +91,9 @@ class Gangs:
     """All gangs of a cluster; `looked` is called after each pass.
 
     `leading` says whether this replica holds the lease at this moment. `waiting` are the single
-    pods that wait, and since when. `answers` are what kube-scheduler is told. `queue_usage` is what
-    each queue uses, and what waits in it. `shortage` is what gangs lack by the last decision.
+    pods that wait, and since when; `offered` are the nodes that each was offered. `answers` are
+    what kube-scheduler is told. `queue_usage` is what each queue uses, and what waits in it.
+    `shortage` is what gangs lack by the last decision.
     """
 
     def __init__(  # noqa: PLR0913 - all that it works with
@@ -107,6 +108,7 @@ class Gangs:
         leading: Callable[[], bool] = lambda: True,
         looked: Callable[[], None] = lambda: None,
         waiting: Callable[[], Iterable[tuple[Pod, float]]] = tuple,
+        offered: Callable[[str], Sequence[str]] = lambda _: (),
         now: Callable[[], float] = time.time,
     ) -> None:
         cluster, queues = view.cluster, view.queues
@@ -123,8 +125,8 @@ class Gangs:
         self._evictor = Evictor(client, now, lambda: term.is_on)
         self._store = GangStore(client, now, lambda: term.is_on)
         self._events = GangEvents(recorder, workloads, self._store.object)
-        offered = self._offered = OfferedToSingles(cluster)
-        self._preempting = PreemptingPods(client, planner, view, registry, waiting, now)
+        offers = self._offered = OfferedToSingles(cluster, offered)
+        self._preempting = PreemptingPods(client, planner, view, registry, waiting, offers, now)
         self._observer = Observer(
             workloads,
             registry,
@@ -133,7 +135,7 @@ class Gangs:
             view.topology,
             allocations,
             evictor=self._evictor,
-            offered=offered,
+            offered=offers,
         )
         may_grow = options.patience is not None
         applier = DecisionApplier(
@@ -153,7 +155,7 @@ class Gangs:
             changes,
             term,
             now,
-            offered,
+            offers,
             CpuPreemptions(planner, view, registry, self._single_pods),
         )
         self._growth = Growth(client, view, registry, recorder, now)

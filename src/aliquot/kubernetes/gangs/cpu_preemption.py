@@ -16,12 +16,12 @@ decision, and kube-scheduler frees CPU afterwards if it must.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.requests import InvalidRequestError
 from aliquot.kubernetes.cluster.membership import is_placeholder, membership_of
 from aliquot.kubernetes.cluster.offered import OfferedNodes
+from aliquot.kubernetes.extender.server import CpuPreemption
 from aliquot.kubernetes.gangs.preempting import as_gang
 from aliquot.placement.queues.preempt import preemptible
 
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.extender.server import Victims
     from aliquot.kubernetes.gangs.registry import GangRegistry
     from aliquot.kubernetes.gangs.single_pods import SinglePods
-
-
-@dataclass(frozen=True, slots=True)
-class CpuPreemption:
-    """The nodes on which kube-scheduler may evict, and those where GPUs are missing too."""
-
-    allowed: tuple[str, ...] = ()
-    short_of_gpus: tuple[str, ...] = ()
 
 
 class CpuPreemptions:

@@ -47,13 +47,21 @@ _log = structlog.get_logger(__name__)
 
 
 class OfferedToSingles:
-    """The nodes that kube-scheduler did not offer at its last try, for each pod that preempts."""
+    """The nodes that kube-scheduler did not offer at its last try, for each pod that preempts.
 
-    def __init__(self, cluster: Cluster) -> None:
+    `offered` are the nodes that a waiting pod was offered before it preempts.
+    """
+
+    def __init__(self, cluster: Cluster, offered: Callable[[str], Sequence[str]]) -> None:
         self._cluster = cluster
+        self._offered = offered
         self._closed: dict[str, frozenset[str]] = {}
         self._same: dict[frozenset[str], frozenset[str]] = {}
         self._asked: set[str] = set()
+
+    def begin(self, uid: str) -> None:
+        """A waiting pod preempts from now on."""
+        self.record(uid, self._offered(uid))
 
     def record(self, uid: str, names: Collection[str]) -> bool:
         """kube-scheduler offers a pod these nodes; whether that is something new."""
@@ -97,6 +105,7 @@ class PreemptingPods:
         view: ClusterView,
         registry: GangRegistry,
         waiting: Callable[[], Iterable[tuple[Pod, float]]],
+        offered: OfferedToSingles,
         now: Callable[[], float],
     ) -> None:
         self._client = client
@@ -104,6 +113,7 @@ class PreemptingPods:
         self._view = view
         self._registry = registry
         self._waiting = waiting
+        self._offered = offered
         self._now = now
         self._written: dict[str, float] = {}
 
@@ -156,6 +166,7 @@ class PreemptingPods:
     async def _write(self, pod: Pod, now: float) -> None:
         meta = pod.metadata
         self._written[meta.uid] = now
+        self._offered.begin(meta.uid)
         patch = {"metadata": {"uid": meta.uid, "annotations": {PREEMPTS: meta.uid}}}
         try:
             await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace)
