@@ -64,24 +64,33 @@ static struct grant *grant_to_change(const struct connection *connection,
 	return grant;
 }
 
-/* The process that the request names as the owner. Its pid is a number of the peer's pid namespace. */
+/* The process that the request names as the owner, of any user if the request names none. Its pid is a
+ * number of the peer's pid namespace. */
 static bool find_named_owner(const struct connection *connection,
                              const struct control_request *request, struct identity *owner,
                              struct failure *failure)
 {
+	uint32_t uid = request->has_owner ? request->owner_uid : IDENTITY_ANY_USER;
 	int32_t peer = 0;
 	int error = identity_pid_of_peer(connection->watch.fd, &peer);
 	if (!error && (peer <= 0 || identity_is_in_other_namespace(peer)))
 		error = -EXDEV;
 	if (!error)
-		error = identity_of_process(request->owner_pid, request->owner_started, request->owner_uid,
-		                            owner);
+		error = identity_of_process(request->owner_pid, request->owner_started, uid, owner);
+	if (!error && !request->has_owner) {
+		error = identity_uid_of_peer(connection->watch.fd, &owner->uid);
+		if (error)
+			identity_close(owner);
+	}
 	if (!error)
 		return true;
 	const char *why = error == -EXDEV   ? "the caller is in another pid namespace"
 	                  : error == -ESRCH ? "it has ended"
 	                  : error == -EPERM ? "it does not run as that user"
 	                                    : strerror(-error);
+	if (!request->has_owner)
+		return failure_set(failure, "no-such-process", "no grant can end with process %d: %s",
+		                   request->owner_pid, why);
 	return failure_set(failure, "no-such-process", "process %d of user %u cannot own a grant: %s",
 	                   request->owner_pid, request->owner_uid, why);
 }

@@ -216,9 +216,9 @@ static bool has_valid_owner(const struct control_request *request)
 	bool has_pid = request->owner_pid != 0;
 	if (request->kind != CONTROL_MAKE)
 		return true;
-	if (has_pid != request->has_started || (has_pid && !request->has_owner))
+	if (has_pid != request->has_started)
 		return false;
-	return !request->has_owner || request->kept != has_pid;
+	return request->has_owner ? request->kept != has_pid : request->kept || !has_pid;
 }
 
 /* Parses a setting that is 1 or not given. */

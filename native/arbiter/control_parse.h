@@ -6,7 +6,7 @@
  *   may-end
  *   limits
  *   read-users
- *   make name=NAME [kept=1] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
+ *   make name=NAME [kept=1 [pid=PID started=TICKS]] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
  *        [swap=1 [park-after=MILLISECONDS [park-if=wanted]]] [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
@@ -25,6 +25,8 @@
  *
  * The owner of a new grant is the process that asks, or nobody with kept=1. With owner=UID it is a grant
  * of that user: kept, or owned by the process PID, which started at TICKS (/proc/PID/stat's field 22).
+ * Without owner=UID, a kept grant with PID is a container's whose first process that is: when the process
+ * has died, the grant has ended as if somebody had asked for it.
  *
  * With swap=1, for a grant with one slice, programs' memory can leave the GPU (residence.h). move says where
  * it shall be and is answered at once; status says how far each process is. With park-after it leaves by itself

@@ -9,7 +9,8 @@
  * So whatever a tenant does to the view, only the tenant itself believes it.
  *
  * A kept grant has no owner. It belongs to a container in which programs come and go, and it stays
- * until somebody ends it. From then on no process can join it, and it ends with its last process.
+ * until somebody ends it. From then on no process can join it, and it ends with its last process. The
+ * maker may name the container's first process: its death ends the grant, as the kernel reports it.
  * Processes of the container may join it, whatever their uid (tenants.h). Root may also keep a grant for
  * an ordinary user: for a job of that user, whose processes come and go. Only that user and root join it.
  *
@@ -103,7 +104,7 @@ struct grant {
 	unsigned connection_count;
 	struct budget budget; /* what its programs have taken of the main thread's time (callers.h) */
 	struct timer pause;   /* until it fires, messages of its programs are not read */
-	struct watch owner;   /* the owner's pidfd; -1: the owner is dead, or the grant is kept */
+	struct watch owner;   /* a pidfd: its owner's, or of its container's first process; -1: dead */
 	struct process *processes[ALIQUOT_MAX_PROCESSES]; /* by slot */
 	uint32_t process_end;                             /* one past the last used slot */
 	uint32_t process_count;

@@ -41,12 +41,22 @@ void grants_linger(struct arbiter *arbiter)
 		loop_timer_set(&arbiter->loop, &arbiter->linger, loop_now() + arbiter->linger_ns);
 }
 
+/* No process can join a container's grant any more when the container has ended. */
+static void set_ended(struct grant *grant)
+{
+	if (grant_life(grant) != ALIQUOT_KEPT)
+		return;
+	atomic_store(&grant->limits->life, ALIQUOT_ENDED);
+	grant_publish(grant, GRANT_NO_SLOT);
+}
+
 static void on_owner_dead(struct watch *watch, uint32_t events)
 {
 	(void)events;
 	struct grant *grant = CONTAINER(watch, struct grant, owner);
 	loop_unwatch(&grant->arbiter->loop, watch);
 	log_event("grant %s: its owner (pid %d) has died", grant->name, grant->limits->owner_pid);
+	set_ended(grant);
 	end_if_unused(grant);
 }
 
@@ -235,9 +245,12 @@ struct grant *grants_make(struct arbiter *arbiter, const struct control_request 
 	}
 	grants_linger(arbiter);
 	movers_update(arbiter);
-	if (request->kept)
+	if (request->kept && !owner->pid)
 		log_event("grant %s made: %u slices, kept for uid %u", grant->name, grant->slice_count,
 		          owner->uid);
+	else if (request->kept)
+		log_event("grant %s made: %u slices, kept while pid %d lives", grant->name,
+		          grant->slice_count, owner->pid);
 	else
 		log_event("grant %s made: %u slices for pid %d, uid %u", grant->name, grant->slice_count,
 		          owner->pid, owner->uid);
@@ -344,11 +357,14 @@ static bool recover_grant(struct arbiter *arbiter, enum state_folder folder, con
 	if (!error && grant->limits) {
 		find_gpus(grant);
 		grant_state_repair(grant);
-		owner = grant_life(grant) == ALIQUOT_OWNED
+		bool has_owner = grant_life(grant) != ALIQUOT_ENDED && grant->limits->owner_pid;
+		owner = has_owner
 		            ? identity_reopen(grant->limits->owner_pid, grant->limits->owner_start_time)
 		            : -ESRCH;
 		if (owner < 0 && owner != -ESRCH)
 			error = owner;
+		else if (owner < 0 && has_owner)
+			set_ended(grant);
 	}
 	int watching = watch_both(grant, listener, owner);
 	if (!error)

@@ -14,7 +14,7 @@
 #define GRANTS_RESERVED 256u
 
 /* Creates a grant; NULL and `failure` if it cannot. Takes ownership of owner->pidfd in either case.
- * For a kept grant `owner` has a uid alone (pid 0, pidfd -1). */
+ * For a kept grant `owner` has a uid alone (pid 0, pidfd -1), or is the process with which it ends. */
 struct grant *grants_make(struct arbiter *arbiter, const struct control_request *request,
                           const struct identity *owner, struct failure *failure);
 

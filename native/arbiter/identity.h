@@ -31,6 +31,8 @@ struct identity {
  * this process does not see; another -errno: the kernel could not tell. */
 int identity_of_peer(int socket, struct identity *out);
 
+#define IDENTITY_ANY_USER UINT32_MAX
+
 /* The process that has that pid and start time, if its user is `uid`. 0; -ESRCH: it is dead, and the pid
  * may be another process's; -EPERM: it is another user's; another -errno: the kernel could not tell. */
 int identity_of_process(int32_t pid, uint64_t start_time, uint32_t uid, struct identity *out);

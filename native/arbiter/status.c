@@ -237,7 +237,8 @@ static void write_grant(struct grant *grant, bool visible, struct json *out)
 	json_string(out, "directory", visible ? directory : NULL);
 	json_string(out, "life", enum_name(&enum_names_life, grant_life(grant)));
 	json_string(out, "state", enum_name(&enum_names_grant_state, grant_state(grant)));
-	if (visible && grant_life(grant) == ALIQUOT_OWNED)
+	bool has_owner = grant_life(grant) == ALIQUOT_OWNED || grant->owner.fd >= 0;
+	if (visible && has_owner)
 		json_number(out, "owner_pid", limits ? (uint32_t)limits->owner_pid : 0);
 	else
 		json_string(out, "owner_pid", NULL);

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aliquot.slices.procfs import started_at
 from arbiter import wire
 from arbiter.rig import GPU, check_whole
 from cgroups import make_cgroup
@@ -17,7 +20,7 @@ from support import GIB, wait_until
 from users import needs_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from arbiter.rig import Arbiter, Machine, Owner, Rounds, Tenant
 
@@ -306,3 +309,81 @@ def test_an_arbiter_killed_while_ending_a_grant_recovers(rounds: Rounds, tenants
         assert arbiter.grant("pod") is None
         arbiter.end()
     assert step > 10, "the arbiter was not killed where it should be"
+
+
+@pytest.fixture
+def first() -> Iterator[subprocess.Popen[bytes]]:
+    """The first process of a container; it need not be this user's."""
+    with subprocess.Popen(["sleep", "2147483647"]) as process:
+        yield process
+        process.kill()
+
+
+def keep_while(arbiter: Arbiter, first: subprocess.Popen[bytes]) -> Path:
+    answer = arbiter.ask(f"{REQUEST} pid={first.pid} started={started_at(first.pid)}")
+    assert answer.get("name") == "pod", answer
+    return Path(answer["directory"])
+
+
+class TestKeptWhileAProcessLives:
+    """The grant of a container whose first process is known: the kernel says when it ends."""
+
+    def test_it_ends_within_a_second_of_the_process(
+        self, arbiter: Arbiter, tenants: Tenants, first: subprocess.Popen[bytes]
+    ) -> None:
+        directory = keep_while(arbiter, first)
+        assert directory.parent.name == "kept"
+        tenant = tenants(directory)
+        tenant.hello()
+        tenant.kill()
+        wait_until(lambda: pod(arbiter)["processes"] == [])
+        grant = pod(arbiter)
+        assert (grant["life"], grant["owner_pid"]) == ("kept", first.pid)
+        begun = time.monotonic()
+        first.kill()
+        wait_until(lambda: arbiter.grant("pod") is None)
+        assert time.monotonic() - begun < 1
+        assert not directory.exists()
+
+    def test_processes_that_outlive_it_keep_it_and_no_other_joins(
+        self, arbiter: Arbiter, tenants: Tenants, first: subprocess.Popen[bytes]
+    ) -> None:
+        directory = keep_while(arbiter, first)
+        tenant, late = tenants(directory), tenants(directory)
+        tenant.hello()
+        first.kill()
+        wait_until(lambda: pod(arbiter)["life"] == "ended")
+        kind, value, *text = late.tell("hello").split()
+        assert (int(kind), int(value)) == (wire.REFUSED, wire.ENDED), text
+        tenant.kill()
+        wait_until(lambda: arbiter.grant("pod") is None)
+
+    def test_an_arbiter_that_was_away_finds_out(
+        self, arbiter: Arbiter, first: subprocess.Popen[bytes]
+    ) -> None:
+        keep_while(arbiter, first)
+        arbiter.kill()
+        arbiter.start()
+        assert pod(arbiter)["owner_pid"] == first.pid
+        arbiter.kill()
+        first.kill()
+        first.wait()
+        arbiter.start()
+        assert arbiter.grant("pod") is None
+
+    def test_somebody_may_end_it_before(
+        self, arbiter: Arbiter, first: subprocess.Popen[bytes]
+    ) -> None:
+        keep_while(arbiter, first)
+        assert arbiter.ask(END) == GONE
+
+    def test_the_process_must_be_that_one(
+        self, arbiter: Arbiter, first: subprocess.Popen[bytes]
+    ) -> None:
+        started = started_at(first.pid) or 0
+        other = arbiter.ask(f"{REQUEST} pid={first.pid} started={started + 1}")
+        assert other["code"] == "no-such-process"
+        assert arbiter.ask(f"{REQUEST} pid={first.pid}")["code"] == "malformed"
+        owned = f"{MAKE_OWNED} pid={first.pid} started={started}"
+        assert arbiter.ask(owned)["code"] == "malformed"
+        assert arbiter.status()["grants"] == []

@@ -1,6 +1,6 @@
 """Real container runtimes, each with folders of its own: containerd by `ctr`, and Podman.
 
-Both read CDI specs in /var/run/cdi. `restrict` lists what a sandboxed root may not do.
+Both read CDI specs in /var/run/cdi.
 """
 
 from __future__ import annotations

@@ -265,6 +265,16 @@ class TestGrants:
         program.communicate()
         wait_until(lambda: not control.status(node.machine.state).grants)
 
+    def test_an_empty_folder_instead_of_a_grant_gives_no_gpu(
+        self, node: Node, start: Start, tmp_path: Path
+    ) -> None:
+        """What a container of a named size would have if its runtime ran no hook."""
+        container = start(node.common + grant_edits(tmp_path, ()))
+        done = container.execute("probe", CUDA, NVML, env={"ALIQUOT_GRANT": "/tmp"})
+        found = parse_probe(done.stdout)
+        assert found["init"] == NOT_READY
+        assert found["nvml_init"] != 0
+
     def test_all_mounts_are_read_only(self, node: Node, start: Start) -> None:
         container = start(node.make_grant())
         for path in (f"{MULTIARCH}/{CUDA}", "/run/aliquot/grant/usage", f"{PRIVATE}/{CUDA}"):

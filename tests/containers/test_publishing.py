@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aliquot.containers.size_names import parse_size
 from aliquot.model import Life
+from aliquot.model.errors import InvalidValueError
+from aliquot.model.units import Amount
 from aliquot.slices import control
 from conftest import Cli
 from support import GIB
@@ -132,3 +136,86 @@ def test_a_slice_that_is_not_there_is_not_deleted(cli: Cli, cdi: Path) -> None:
     assert done.returncode == 1
     assert "no slice named other" in done.stderr
     assert done.stdout == "slice demo deleted\n"
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "compute"),
+    [
+        ("8gib-30pct", Amount(bytes=8 * GIB), 30),
+        ("8GiB", Amount(bytes=8 * GIB), 0),
+        ("1.5gib-5pct", Amount(bytes=3 * GIB // 2), 5),
+        ("30pct", None, 30),
+    ],
+)
+def test_a_name_says_a_size(name: str, memory: Amount | None, compute: int) -> None:
+    assert parse_size(name) == (memory, compute)
+
+
+@pytest.mark.parametrize("name", ["", "small", "8", "8gib-", "-30pct", "8gib30", "30pct-8gib"])
+def test_other_names_say_no_size(name: str) -> None:
+    with pytest.raises(InvalidValueError, match="does not say a size"):
+        parse_size(name)
+
+
+def publish(cli: Cli, cdi: Path, *words: str) -> None:
+    done = cli("slice", "publish", *words, "--cdi-dir", str(cdi), *SHAPE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_size_is_a_device_with_a_hook_and_reserves_nothing(
+    cli: Cli, cdi: Path, state: Path
+) -> None:
+    publish(cli, cdi, "8gib-30pct")
+    publish(cli, cdi, "small", "--memory", "12.5%", "--gpu", "1", "--priority", "background")
+    status = control.status(state)
+    assert status.grants == ()
+    assert status.answer["linger_seconds"] == 0, "no command starts it when a container does"
+    (hook,) = edits(cdi, "8gib-30pct")["hooks"]
+    assert hook["hookName"] == "createRuntime"
+    assert Path(hook["path"]).is_absolute()
+    mounts = {one["containerPath"]: one["hostPath"] for one in edits(cdi, "small")["mounts"]}
+    assert list(Path(mounts["/run/aliquot/grant"]).iterdir()) == []
+    found = json.loads(cli("slice", "list", "--json", *SHAPE).stdout)["sizes"]
+    assert [(one["name"], one["memory"], one["compute_percent"]) for one in found] == [
+        ("8gib-30pct", "8 GiB", 30),
+        ("small", "12.5%", 0),
+    ]
+    specs = {path.name: path.read_bytes() for path in cdi.iterdir()}
+    shutil.rmtree(cdi)
+    assert cli("slice", "restore", *SHAPE).returncode == 0
+    assert {path.name: path.read_bytes() for path in cdi.iterdir()} == specs
+    assert cli("slice", "delete", "small", "8gib-30pct", *SHAPE).returncode == 0
+    assert list(cdi.iterdir()) == []
+    assert "no slices" in cli("slice", "list", *SHAPE).stdout
+
+
+def test_a_size_that_cannot_be_is_not_published(cli: Cli, cdi: Path) -> None:
+    create(cli, cdi, "8gib", "--memory", "1GiB")
+    for words, why in (
+        (["8gib"], "already a slice named 8gib"),
+        (["small"], "does not say a size"),
+        (["50pct", "--gpu", "7"], "names no GPU"),
+    ):
+        done = cli("slice", "publish", *words, "--cdi-dir", str(cdi), *SHAPE)
+        assert done.returncode != 0
+        assert why in done.stderr
+    assert [path.name for path in cdi.iterdir()] == ["aliquot.io-slice-8gib.json"]
+
+
+def test_a_hook_without_a_container_fails_and_says_why(cli: Cli, cdi: Path) -> None:
+    publish(cli, cdi, "8gib")
+    (hook,) = edits(cdi, "8gib")["hooks"]
+    for given in ("", "{}", '{"id": "a", "pid": 1, "bundle": "/nowhere"}'):
+        done = subprocess.run(
+            [hook["path"], *hook["args"][1:]],
+            env={},
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "no slice of size 8gib: the runtime does not tell" in done.stderr

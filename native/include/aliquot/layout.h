@@ -34,7 +34,7 @@ enum aliquot_priority { ALIQUOT_NORMAL = 0, ALIQUOT_LATENCY = 1, ALIQUOT_BACKGRO
 /* When a grant ends. */
 enum aliquot_life {
 	ALIQUOT_OWNED = 0, /* when its owner and all its other processes are gone */
-	ALIQUOT_KEPT = 1,  /* when somebody ends it, whatever processes are in it */
+	ALIQUOT_KEPT = 1,  /* when somebody ends it, or the process that it was made for dies */
 	ALIQUOT_ENDED = 2, /* with its last process: it was ended, and no process can join it */
 };
 
@@ -107,7 +107,7 @@ struct aliquot_limits {
 	char name[ALIQUOT_NAME_SIZE];
 	uint32_t slice_count;
 	uint32_t owner_uid;    /* the user who made it */
-	int32_t owner_pid;     /* the process that it was made for; 0: none, it is kept */
+	int32_t owner_pid;     /* the process that it was made for; 0: none */
 	_Atomic uint32_t life; /* enum aliquot_life */
 	uint64_t owner_start_time;
 	uint64_t created_ns; /* CLOCK_REALTIME */

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.cli.tables import Output
-    from aliquot.containers.publishing import ListedSlice
+    from aliquot.containers.published import PublishedSize, PublishedSlice
+    from aliquot.containers.publishing import ListedSize, ListedSlice
     from aliquot.devices import Shape
     from aliquot.model import Request
 
 COLUMNS = (
     Column("name", "Name", least=8),
+    Column("kind", "Kind", drop=4),
     Column("memory", "Memory"),
     Column("compute", "Compute"),
     Column("gpus", "GPUs", drop=2),
@@ -33,6 +35,8 @@ COLUMNS = (
     Column("device", "Device", drop=3),
     Column("spec", "Spec", only_named=True),
 )
+
+_NO_SPEC = "without CDI spec: run aliquot slice restore"
 
 
 def create_slice(request: Request, name: str, cdi_dir: Path, simulate: str | None) -> None:
@@ -44,17 +48,29 @@ def create_slice(request: Request, name: str, cdi_dir: Path, simulate: str | Non
     print_text(
         f"slice {name}: {text}\n"
         f"  docker run --device {publishing.device_of(name)} IMAGE    (podman, nerdctl: the same)\n"
-        f"  its CDI spec: {CdiSpecs(one.cdi_dir).path(publishing.KIND, name)}\n"
+        f"  its CDI spec: {_spec(one)}\n"
+    )
+
+
+def publish_size(request: Request, name: str, cdi_dir: Path, simulate: str | None) -> None:
+    """Publish a size, and say how a container gets a slice of it."""
+    one = publishing.publish(publishing.open_host(_shape(simulate)), request, name, cdi_dir)
+    print_text(
+        f"size {name}: {_size_text(one)} for each container\n"
+        f"  docker run --device {publishing.device_of(name)} IMAGE    (podman, nerdctl: the same)\n"
+        f"  its CDI spec: {_spec(one)}\n"
     )
 
 
 def show_slices(simulate: str | None, output: Output) -> None:
-    """Print the published slices."""
-    found = publishing.listed(slices.locate(_shape(simulate)))
+    """Print the published slices and sizes."""
+    made, sizes = publishing.listed(slices.locate(_shape(simulate)))
     if output.json:
-        print_json({"slices": [_json(one) for one in found]})
-    elif found or output.template is not None:
-        show_rows(COLUMNS, [_row(one) for one in found], output)
+        print_json(
+            {"slices": [_json(one) for one in made], "sizes": [_size_json(one) for one in sizes]}
+        )
+    elif made or sizes or output.template is not None:
+        show_rows(COLUMNS, [*map(_row, made), *map(_size_row, sizes)], output)
     else:
         print_text("There are no slices for containers; make one with: aliquot slice create\n")
 
@@ -89,14 +105,59 @@ def _row(listed: ListedSlice) -> dict[str, str]:
     count = len(grant.processes) if grant else 0
     return {
         "name": one.name,
+        "kind": "slice",
         "memory": format_bytes(first.memory_bytes),
         "compute": format_share(first.compute_percent),
         "gpus": format_count(len(one.slices), "GPU"),
         "processes": str(count or NOTHING),
         "state": _state(listed),
         "device": publishing.device_of(one.name),
-        "spec": str(CdiSpecs(one.cdi_dir).path(publishing.KIND, one.name)),
+        "spec": _spec(one),
     }
+
+
+def _size_row(listed: ListedSize) -> dict[str, str]:
+    one, request = listed.size, listed.size.request
+    running = format_count(len(listed.grants), "container")
+    has_spec = CdiSpecs(one.cdi_dir).has(publishing.KIND, one.name)
+    return {
+        "name": one.name,
+        "kind": "size",
+        "memory": "whole" if request.amount is None else str(request.amount),
+        "compute": format_share(request.compute_percent),
+        "gpus": format_count(request.gpus, "GPU"),
+        "processes": NOTHING,
+        "state": running if has_spec else _NO_SPEC,
+        "device": publishing.device_of(one.name),
+        "spec": _spec(one),
+    }
+
+
+def _size_json(listed: ListedSize) -> dict[str, object]:
+    one, request = listed.size, listed.size.request
+    return {
+        "name": one.name,
+        "device": publishing.device_of(one.name),
+        "spec": _spec(one),
+        "gpus": request.gpus,
+        "memory": None if request.amount is None else str(request.amount),
+        "compute_percent": request.compute_percent,
+        "policy": str(request.policy),
+        "priority": str(request.priority),
+        "grants": [grant.name for grant in listed.grants],
+    }
+
+
+def _size_text(one: PublishedSize) -> str:
+    request = one.request
+    memory = "a whole GPU" if request.amount is None else f"{request.amount} of a GPU"
+    share = f" and {request.compute_percent}% of its compute time"
+    several = f", of {request.gpus} GPUs each" if request.gpus > 1 else ""
+    return f"{memory}{share if request.compute_percent else ''}{several}"
+
+
+def _spec(one: PublishedSlice | PublishedSize) -> str:
+    return str(CdiSpecs(one.cdi_dir).path(publishing.KIND, one.name))
 
 
 def _json(listed: ListedSlice) -> dict[str, object]:
@@ -105,7 +166,7 @@ def _json(listed: ListedSlice) -> dict[str, object]:
     return {
         "name": one.name,
         "device": publishing.device_of(one.name),
-        "spec": str(CdiSpecs(one.cdi_dir).path(publishing.KIND, one.name)),
+        "spec": _spec(one),
         "state": _state(listed),
         "slices": [
             {
@@ -125,7 +186,7 @@ def _state(listed: ListedSlice) -> str:
     if listed.grant is None:
         return "missing: run aliquot slice restore"
     if not CdiSpecs(listed.slice.cdi_dir).has(publishing.KIND, listed.slice.name):
-        return "without CDI spec: run aliquot slice restore"
+        return _NO_SPEC
     return str(listed.grant.state)
 
 

@@ -31,6 +31,7 @@ slice_app = typer.Typer(
         "sudo aliquot slice create --memory 8GiB --compute 30 --name demo",
         "docker run --device aliquot.io/slice=demo IMAGE COMMAND",
         "podman run --device aliquot.io/slice=demo IMAGE COMMAND",
+        "sudo aliquot slice publish 8gib-30pct    (each container gets its own)",
         "aliquot slice list",
         "sudo aliquot slice delete demo",
     ),
@@ -127,6 +128,61 @@ def create(  # noqa: PLR0913, PLR0917 - one for each option
     create_slice(request, name, cdi_dir, simulate)
 
 
+@slice_app.command(
+    epilog=examples(
+        "sudo aliquot slice publish 8gib-30pct",
+        "docker run --device aliquot.io/slice=8gib-30pct IMAGE COMMAND",
+        "sudo aliquot slice publish small --memory 4GiB --policy hard --compute 10",
+        "sudo aliquot slice publish 50pct --gpu 0",
+    )
+)
+def publish(  # noqa: PLR0913, PLR0917 - one for each option
+    size: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="8gib-30pct, 8gib or 30pct; or any name, with --memory, --compute or both.",
+        ),
+    ],
+    gpus: Gpus = 1,
+    memory: Memory = None,
+    compute: Compute = EQUAL,
+    model: Model = None,
+    gpu: OnlyGpu = None,
+    not_gpu: NotGpu = None,
+    min_strength: MinStrength = None,
+    policy: PolicyOption = Policy.ELASTIC,
+    priority: PriorityOption = Priority.NORMAL,
+    cdi_dir: CdiDir = _CDI_DIR,
+    simulate: Simulate = None,
+) -> None:
+    """Publish a size of which every container gets a slice of its own.
+
+    Nothing is reserved. A container with `--device aliquot.io/slice=NAME` gets a new slice when it
+    starts, and does not start if there is no room. The slice is free again when the kernel says
+    that the container's first process is dead.
+    """
+    from aliquot.cli.containers import publish_size  # noqa: PLC0415 - imported when needed
+    from aliquot.containers.size_names import parse_size  # noqa: PLC0415
+    from aliquot.model import Request, parse_amount, parse_share  # noqa: PLC0415
+
+    amount = None if memory is None else parse_amount(memory)
+    percent = parse_share(compute)
+    if amount is None and not percent:
+        amount, percent = parse_size(size)
+    request = Request(
+        gpus=gpus,
+        memory=amount,
+        compute_percent=percent,
+        policy=policy,
+        priority=priority,
+        min_strength=read_min_strength(min_strength),
+        which=read_selection(model, gpu, not_gpu),
+    )
+    publish_size(request, size, cdi_dir, simulate)
+
+
 @slice_app.command(name="list", epilog=examples("aliquot slice list", "aliquot slice list --json"))
 def list_slices(
     simulate: Simulate = None,
@@ -135,7 +191,7 @@ def list_slices(
     no_trunc: NoTrunc = False,
     json: Json = False,
 ) -> None:
-    """Show the slices that containers can use by name."""
+    """Show the slices and sizes that containers can use by name."""
     from aliquot.cli.containers import show_slices  # noqa: PLC0415 - imported when needed
     from aliquot.cli.tables import Output  # noqa: PLC0415
 
@@ -149,10 +205,11 @@ def delete(
     ],
     simulate: Simulate = None,
 ) -> None:
-    """Remove slices and their CDI devices.
+    """Remove slices or sizes and their CDI devices.
 
     Programs in containers that use a slice go on with it; it is free when the last has ended. No
-    further program can join it. A container that names it does not start.
+    further program can join it. Containers of a size keep their slices. A container that names
+    what is removed does not start.
     """
     from aliquot.cli.containers import delete_slices  # noqa: PLC0415 - imported when needed
 

@@ -40,13 +40,14 @@ from aliquot.devices import CUDA, NVML
 from aliquot.devices.linker import resolve_below
 from aliquot.model.errors import DriverError
 from aliquot.slices.library import prepare_library, prepared_driver
+from aliquot.slices.tenant import CONTAINER_GRANT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from aliquot.devices import Driver
 
-GRANT = PurePosixPath("/run/aliquot/grant")
+GRANT = PurePosixPath(CONTAINER_GRANT)
 MACHINE = PurePosixPath("/run/aliquot/machine")
 DRIVER = PurePosixPath("/usr/local/aliquot/driver")
 

@@ -1,7 +1,8 @@
-"""The slices that `aliquot slice` has published, in a file that outlives a reboot.
+"""The slices and sizes that `aliquot slice` has published, in a file that outlives a reboot.
 
     HOME/published.json    what is published
     HOME/published.lock    held by the command that changes it
+    HOME/no-grant/         an empty folder, over which the hook mounts a container's own grant
 
 A command that changes the file holds the lock meanwhile, so two cannot publish the same name.
 """
@@ -16,11 +17,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aliquot.model import Policy, Priority, Slice
+from aliquot.model import Policy, Priority, Request, Slice, parse_amount
 from aliquot.model.errors import StateError
+from aliquot.model.selection import GpuSelection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+PLACEHOLDER = "no-grant"
 
 _FILE, _LOCK = "published.json", "published.lock"
 _VERSION = 1
@@ -35,11 +39,21 @@ class PublishedSlice:
     cdi_dir: Path
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedSize:
+    """What every container of a named size gets, and the folder that has its CDI spec."""
+
+    name: str
+    request: Request
+    cdi_dir: Path
+
+
 @dataclass(slots=True)
 class Published:
-    """All that is published, by name."""
+    """All that is published, by name. No slice has the name of a size."""
 
     slices: dict[str, PublishedSlice] = field(default_factory=dict)
+    sizes: dict[str, PublishedSize] = field(default_factory=dict)
 
 
 def read(home: Path) -> Published:
@@ -49,7 +63,10 @@ def read(home: Path) -> Published:
         stored = json.loads(path.read_text("utf-8"))
         if stored["version"] != _VERSION:
             raise ValueError(f"it is of version {stored['version']}")  # noqa: TRY301 - told below
-        return Published({one["name"]: _slice(one) for one in stored["slices"]})
+        return Published(
+            {one["name"]: _slice(one) for one in stored["slices"]},
+            {one["name"]: _size(one) for one in stored["sizes"]},
+        )
     except FileNotFoundError:
         return Published()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -80,6 +97,7 @@ def _store(home: Path, published: Published) -> None:
     content = {
         "version": _VERSION,
         "slices": [asdict(one) for one in published.slices.values()],
+        "sizes": [_stored_size(one) for one in published.sizes.values()],
     }
     new = home / f".{_FILE}.new"
     try:
@@ -114,3 +132,36 @@ def _slice(stored: dict[str, Any]) -> PublishedSlice:
         ),
         cdi_dir=Path(stored["cdi_dir"]),
     )
+
+
+def _stored_size(one: PublishedSize) -> dict[str, Any]:
+    request = one.request
+    amount = request.memory
+    memory = None
+    if amount is not None:
+        memory = f"{float(amount.percent)}%" if amount.percent is not None else str(amount.bytes)
+    return {
+        "name": one.name,
+        "gpus": request.gpus,
+        "memory": memory,
+        "compute_percent": request.compute_percent,
+        "policy": str(request.policy),
+        "priority": str(request.priority),
+        "min_strength": request.min_strength,
+        "which": asdict(request.which),
+        "cdi_dir": str(one.cdi_dir),
+    }
+
+
+def _size(stored: dict[str, Any]) -> PublishedSize:
+    memory = stored["memory"]
+    request = Request(
+        gpus=int(stored["gpus"]),
+        memory=None if memory is None else parse_amount(memory),
+        compute_percent=int(stored["compute_percent"]),
+        policy=Policy(stored["policy"]),
+        priority=Priority(stored["priority"]),
+        min_strength=float(stored["min_strength"]),
+        which=GpuSelection(**{key: tuple(words) for key, words in stored["which"].items()}),
+    )
+    return PublishedSize(str(stored["name"]), request, Path(stored["cdi_dir"]))

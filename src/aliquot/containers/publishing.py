@@ -2,24 +2,28 @@
 
 A published slice is a kept grant of the machine's arbiter and a CDI device of the same name. All
 containers that name it share it. Both stay until somebody deletes the slice. A reboot ends the
-grant and may empty the folder of the device; `restore` makes both anew, on the same GPUs.
+grant and may empty the folder of the device; `restore` makes both anew, on the same GPUs. Without
+its grant a device cannot start a container: the source of a mount is missing.
 
-Without its grant a device cannot start a container: the source of a mount is missing.
+A published size is a CDI device alone. Each container that names it gets a grant of its own when it
+starts, by the hook in the device (`hook`). A runtime that ran no hook would leave the container
+with an empty folder instead of a grant, and its programs without a GPU.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aliquot.containers import published, selinux
 from aliquot.containers.cdi import CdiSpecs, device_name
-from aliquot.containers.container_edits import check_sources, grant_edits, prepare_edits
+from aliquot.containers.container_edits import Hook, check_sources, grant_edits, prepare_edits
 from aliquot.containers.device_nodes import provide_gpu_nodes
-from aliquot.containers.published import PublishedSlice
+from aliquot.containers.published import PublishedSize, PublishedSlice
 from aliquot.devices import read_inventory
 from aliquot.devices.device_location import read_locations
 from aliquot.model import Life, check_name
@@ -33,6 +37,7 @@ from aliquot.model.errors import (
 )
 from aliquot.slices import arbiter_process, check_machine, control, state_directory
 from aliquot.slices.grant_creation import make_grant
+from aliquot.slices.named_gpus import with_named_gpus
 
 if TYPE_CHECKING:
     from aliquot.containers.container_edits import ContainerEdits
@@ -61,6 +66,14 @@ class ListedSlice:
 
     slice: PublishedSlice
     grant: Grant | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSize:
+    """A published size and the grants of its containers."""
+
+    size: PublishedSize
+    grants: tuple[Grant, ...]
 
 
 def open_host(shape: Shape | None) -> ContainerHost:
@@ -102,9 +115,30 @@ def create(
     return one, made
 
 
-def delete(host: ContainerHost, name: str) -> bool:
-    """Remove the device and end the grant; whether it is gone, because no process is in it."""
+def publish(host: ContainerHost, request: Request, name: str, cdi_dir: Path) -> PublishedSize:
+    """Publish a size. The arbiter stays from now on, also without grants: hooks start none."""
+    check_name(name)
+    check_device(name)
+    one = PublishedSize(name, request, cdi_dir.absolute())
     with published.changing(host.home) as known:
+        _refuse_known(known, name)
+        _keep_arbiter(host)
+        gpus = [shared.gpu for shared in control.status(host.state.directory).gpus]
+        with_named_gpus(request, gpus)  # names that mean no GPU are refused now
+        _write_size(host, one, common_edits(host))
+        known.sizes[name] = one
+    return one
+
+
+def delete(host: ContainerHost, name: str) -> bool:
+    """Remove the device and end the grant; whether it is gone, because no process is in it.
+
+    Containers of a size keep their grants.
+    """
+    with published.changing(host.home) as known:
+        if size := known.sizes.pop(name, None):
+            CdiSpecs(size.cdi_dir).remove(KIND, name)
+            return True
         one = known.slices.get(name)
         if one is None:
             raise NoSuchGrantError(
@@ -120,24 +154,31 @@ def delete(host: ContainerHost, name: str) -> bool:
     return ended
 
 
-def listed(state: StateDirectory) -> list[ListedSlice]:
-    """All published slices of a machine, with their grants."""
+def listed(state: StateDirectory) -> tuple[list[ListedSlice], list[ListedSize]]:
+    """All published slices and sizes of a machine, with their grants."""
     known = published.read(home_of(state))
-    grants = _kept_grants(state) if known.slices else {}
-    return [ListedSlice(one, grants.get(one.name)) for one in known.slices.values()]
+    grants = _kept_grants(state) if known.slices or known.sizes else {}
+    slices = [ListedSlice(one, grants.get(one.name)) for one in known.slices.values()]
+    running = [one for one in grants.values() if one.owner_pid is not None]
+    return slices, [
+        ListedSize(one, tuple(grant for grant in running if grant.name.startswith(f"{one.name}-")))
+        for one in known.sizes.values()
+    ]
 
 
 def restore(host: ContainerHost, wait_seconds: float = 0) -> dict[str, AliquotError]:
-    """Have the grant and the device of every published slice; why not, by name.
+    """Have the grant and the device of all that is published; why not, by name.
 
     Call it after a reboot, and after an update of the driver. If no arbiter answers within
     `wait_seconds`, it starts one.
     """
     failed: dict[str, AliquotError] = {}
     with published.changing(host.home) as known:
-        if not known.slices:
+        if not known.slices and not known.sizes:
             return failed
         _await_arbiter(host, wait_seconds)
+        if known.sizes:
+            _keep_arbiter(host)
         common = common_edits(host)
         grants = _kept_grants(host.state)
         for one in known.slices.values():
@@ -147,6 +188,11 @@ def restore(host: ContainerHost, wait_seconds: float = 0) -> dict[str, AliquotEr
                 _write_spec(host, one, common)
             except AliquotError as error:
                 failed[one.name] = error
+        for size in known.sizes.values():
+            try:
+                _write_size(host, size, common)
+            except AliquotError as error:
+                failed[size.name] = error
     return failed
 
 
@@ -183,6 +229,20 @@ def _write_spec(host: ContainerHost, one: PublishedSlice, common: ContainerEdits
     CdiSpecs(one.cdi_dir).write(KIND, one.name, edits)
 
 
+def _write_size(host: ContainerHost, size: PublishedSize, common: ContainerEdits) -> None:
+    """The device has the nodes of all GPUs that its containers may get: the hook chooses later."""
+    placeholder = host.home / published.PLACEHOLDER
+    state_directory.make_directory(placeholder)
+    program = ("-I", "-m", "aliquot.containers.hook")
+    arguments = (sys.executable, *program, size.name, str(host.state.directory), str(host.home))
+    hook = Hook("createRuntime", Path(sys.executable), arguments)
+    gpus = [one.gpu for one in control.status(host.state.directory).gpus]
+    which = with_named_gpus(size.request, gpus).which
+    uuids = [gpu.uuid for gpu in gpus if which.allows(gpu)]
+    edits = common + grant_edits(placeholder, _minors(host, uuids))
+    CdiSpecs(size.cdi_dir).write(KIND, size.name, replace(edits, hooks=(hook,)))
+
+
 def _minors(host: ContainerHost, uuids: list[str]) -> list[int]:
     """The numbers of the device nodes of these GPUs; simulated GPUs have none."""
     if host.driver.shape is not None:
@@ -209,9 +269,19 @@ def _await_arbiter(host: ContainerHost, seconds: float) -> None:
     arbiter_process.ensure(host.state.directory, host.driver)
 
 
+def _keep_arbiter(host: ContainerHost) -> None:
+    """Have an arbiter that does not end by itself."""
+    directory = host.state.directory
+    if not control.answers(directory):
+        arbiter_process.start(directory, host.driver, linger=0)
+    status = control.status(directory)
+    if status.answer.get("linger_seconds") and not status.answer.get("foreground"):
+        arbiter_process.restart(directory, host.driver, linger=0)
+
+
 def _refuse_known(known: published.Published, name: str) -> None:
-    if name in known.slices:
+    if name in known.slices or name in known.sizes:
         raise NameInUseError(
             f"there is already a slice named {name}",
-            f"Choose another --name, or delete it: aliquot slice delete {name}",
+            f"Choose another name, or delete it: aliquot slice delete {name}",
         )

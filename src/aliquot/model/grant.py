@@ -235,7 +235,7 @@ class Grant:
 
     name: str
     directory: str
-    owner_pid: int | None  # None: it is kept
+    owner_pid: int | None  # None: it is kept, and ends with no process
     owner_alive: bool
     owner_uid: int
     created: float

@@ -148,7 +148,13 @@ def is_current(status: Status) -> bool:
         return True
 
 
-def restart(directory: Path, driver: Driver, *, unjoined: Unjoined | None = None) -> int:
+def restart(
+    directory: Path,
+    driver: Driver,
+    *,
+    unjoined: Unjoined | None = None,
+    linger: int | None = None,
+) -> int:
     """Replace the arbiter by one of this version; return the new one's pid.
 
     Programs go on under their limits, with open gates until the new arbiter has adopted them. What
@@ -164,7 +170,8 @@ def restart(directory: Path, driver: Driver, *, unjoined: Unjoined | None = None
     _end(directory, status.pid)
     if unjoined is None and "unjoined" in status.answer:
         unjoined = Unjoined(status.answer["unjoined"])
-    linger = int(status.answer.get("linger_seconds", LINGER_SECONDS))
+    if linger is None:
+        linger = int(status.answer.get("linger_seconds", LINGER_SECONDS))
     start(directory, driver, linger=linger, unjoined=unjoined)
     return control.status(directory).pid
 

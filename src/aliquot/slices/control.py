@@ -170,6 +170,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
 
     The mark differs from that of a later grant of the same name. This process owns the grant. A
     `kept` grant has no owner and stays until `end`; only root and the arbiter's user may make one.
+    With `pid`, of any user, it also ends with that process: the first one of its container.
     Grants of one user that are made with the same `together` hold their GPUs together. The arbiter
     keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any. With
     `swap` the memory of its programs can leave the GPU (`move`); it has one slice then. It leaves

@@ -74,16 +74,18 @@ def check_machine(
 
 def make_grant(  # noqa: PLR0913 - what a grant is, and whose
     state: Path,
-    driver: Driver,
+    driver: Driver | None,
     request: Request,
     name: str | None,
     command: str,
     *,
     kept: bool = False,
+    pid: int | None = None,
 ) -> NewGrant:
     """Make a grant; without a `name` it is named after the command.
 
-    This process owns it; a `kept` one has no owner.
+    This process owns it; a `kept` one has no owner, and ends with the process `pid`, if given.
+    Without a `driver` it starts no arbiter.
 
     Another process may take the capacity or the name between our status request and our make
     request; then both are repeated. An arbiter that was just ending is started again.
@@ -91,9 +93,10 @@ def make_grant(  # noqa: PLR0913 - what a grant is, and whose
     names = grant_names(command, os.getpid()) if name is None else iter([name])
     wanted = next(names)
     for tries_left in reversed(range(_TRIES)):
-        arbiter_process.ensure(state, driver)
+        if driver is not None:
+            arbiter_process.ensure(state, driver)
         try:
-            return _make(state, request, wanted, kept=kept)
+            return _make(state, request, wanted, kept=kept, pid=pid)
         except NameInUseError as error:
             try:
                 wanted = next(names)
@@ -156,7 +159,7 @@ def _charged(request: Request, gpu: Gpu) -> Slice:
     return replace(part, memory_bytes=gpu.memory_bytes, compute_percent=100, priority=normal)
 
 
-def _make(state: Path, request: Request, name: str, *, kept: bool) -> NewGrant:
+def _make(state: Path, request: Request, name: str, *, kept: bool, pid: int | None) -> NewGrant:
     status = control.status(state)
     asked = request.of_owner(status.asker_uid, name)
     gpus = _choose(asked, status.gpus, status.grants, os.environ.get(VISIBLE))
@@ -167,6 +170,7 @@ def _make(state: Path, request: Request, name: str, *, kept: bool) -> NewGrant:
         name,
         slices,
         kept=kept,
+        pid=pid,
         together=request.together,
         neighbours=request.neighbours,
         swap=bool(request.swap),
