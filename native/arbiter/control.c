@@ -133,6 +133,7 @@ static bool answer_make(struct connection *connection, const struct control_requ
 	struct grant *grant = grants_make(arbiter, request, &owner, failure);
 	if (!grant)
 		return false;
+	wants_met(grant);
 	char directory[GRANT_PATH_SIZE], marked[sizeof(directory) + 24];
 	grant_path(grant, directory);
 	snprintf(marked, sizeof(marked), "%s#%llx", directory,

@@ -108,3 +108,11 @@ bool wants_add(struct arbiter *arbiter, const struct control_request *request,
 	}
 	return true;
 }
+
+void wants_met(const struct grant *grant)
+{
+	for (uint32_t i = 0; i < grant->slice_count; i++)
+		for (unsigned k = 0; k < WANTS_MOST; k++)
+			if (grant->arbiter->wants[k].gpu == grant->gpus[i])
+				grant->arbiter->wants[k] = (struct want){0};
+}

@@ -14,6 +14,9 @@
 bool wants_add(struct arbiter *arbiter, const struct control_request *request,
                struct failure *failure);
 
+/* The grant was made: what was wanted of its GPUs may have been for it. Whoever still waits says so again. */
+void wants_met(const struct grant *grant);
+
 /* Whether somebody wants room on that GPU which there will only be if idle grants give up theirs. */
 bool wants_room_on(struct arbiter *arbiter, const struct gpu *gpu);
 

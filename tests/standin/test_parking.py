@@ -141,6 +141,17 @@ def test_an_idle_program_leaves_when_its_room_is_wanted(machine: Machine) -> Non
     assert has_its_bytes(tenant, pointer)
 
 
+def test_a_want_ends_when_it_is_met(machine: Machine, grant: Grant) -> None:
+    begin(machine, grant)
+    wait_until(lambda: is_parked(machine, grant))
+    want(machine, LARGE)
+    other = machine.grant(LARGE, swap=True, park_after=IF_WANTED, name="two")
+    begin(machine, other)
+    wait_until(lambda: is_due(machine, other))
+    control.status(machine.state)
+    assert moves(machine, other) == 0
+
+
 def test_only_as_many_leave_as_must(machine: Machine) -> None:
     first = machine.grant(30 * GIB, swap=True, park_after=IF_WANTED)
     later = machine.grant(30 * GIB, swap=True, park_after=IF_WANTED, name="later")
