@@ -65,7 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	bool has_pid = request.owner_pid != 0;
 	MUST(request.owner_pid >= 0 && has_pid == request.has_started);
 	MUST(request.has_started || !request.owner_started);
-	MUST(!has_pid || (request.kind == CONTROL_MAKE && request.has_owner && !request.kept));
+	MUST(!has_pid || (request.kind == CONTROL_MAKE && request.has_owner != request.kept));
 	MUST(request.kind != CONTROL_MAKE || !request.has_owner || request.kept != has_pid);
 	MUST(request.has_owner ? request.owner_uid < UINT32_MAX : !request.owner_uid);
 	size_t name = strnlen(request.name, sizeof(request.name));
