@@ -169,10 +169,11 @@ def read(address: int, size: int) -> list[int]:
     return list(got)
 
 
-def physical(key: str, size: int) -> int:
+def physical(key: str, size: int, location: str = "DEVICE", node: int = 0) -> int:
     prop = driver.CUmemAllocationProp()
     prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    prop.location.type = getattr(driver.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{location}")
+    prop.location.id = node
     code, kept[key] = driver.cuMemCreate(size, prop, 0)
     return int(code)
 

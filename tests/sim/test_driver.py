@@ -275,6 +275,24 @@ def test_two_mappings_of_one_memory_show_the_same_bytes(driver: Program, took: T
     assert driver("call", "cuMemAddressFree", base, 256 * MIB) == [SUCCESS]
 
 
+def test_memory_of_the_host_is_mapped_beside_the_gpus(driver: Program, took: Took) -> None:
+    assert driver("physical", "gpu", 2 * MIB) == SUCCESS
+    assert driver("physical", "host", 64 * MIB, "HOST_NUMA") == SUCCESS
+    assert took() == 2
+    _, base = driver("call", "cuMemAddressReserve", 66 * MIB, 0, 0, 0)
+    assert driver("call", "cuMemMap", base, 2 * MIB, 0, "$gpu", 0) == [SUCCESS]
+    assert driver("call", "cuMemMap", base + 2 * MIB, 64 * MIB, 0, "$host", 0) == [SUCCESS]
+    assert driver("allow", base, 66 * MIB) == SUCCESS
+    border = base + 2 * MIB - 8
+    assert driver("call", "cuMemsetD8", border, 5, 16) == [SUCCESS]
+    assert driver("read", border, 16) == [5] * 16
+    assert driver("call", "cuMemUnmap", base, 66 * MIB) == [SUCCESS]
+    assert driver("call", "cuMemRelease", "$host") == [SUCCESS]
+    assert driver("call", "cuMemRelease", "$gpu") == [SUCCESS]
+    assert took() == -2
+    assert driver("physical", "none", 2 * MIB, "HOST_NUMA", 1) == NOT_SUPPORTED
+
+
 def test_invalid_physical_sizes_are_refused(driver: Program) -> None:
     sizes = (MIB, 0, 1 << 46)
     assert [driver("physical", "odd", size) for size in sizes] == [1, 1, 2]

@@ -32,10 +32,18 @@ static bool valid_location(const CUmemLocation *location)
 	       location->id < sim.count;
 }
 
+/* The host has one NUMA node. */
+static bool is_host(const CUmemLocation *location)
+{
+	return location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location->id == 0;
+}
+
 static CUresult check(const CUmemAllocationProp *p)
 {
 	if (!p || p->type != CU_MEM_ALLOCATION_TYPE_PINNED)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (is_host(&p->location))
+		return p->requestedHandleTypes ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 	if (p->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!valid_location(&p->location))
@@ -80,8 +88,16 @@ static bool own_file(struct sim_physical *piece)
 	return piece->fd >= 0 && !ftruncate(piece->fd, (off_t)(piece->size + PHYSICAL_LABEL));
 }
 
+/* Memory of the host takes none of a GPU's. */
+static CUresult take(const struct sim_physical *piece)
+{
+	return is_host(&piece->properties.location) ? CUDA_SUCCESS : pages_take(piece->gpu, piece->size);
+}
+
 static void give(const struct sim_physical *piece)
 {
+	if (is_host(&piece->properties.location))
+		return;
 	if (piece->share)
 		machine_leave(&sim.machine, piece->share);
 	else
@@ -95,27 +111,24 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 	if (!handle || flags || !size || size % SIM_PAGE)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_TRY(check(p));
-	uint32_t gpu = sim.devices[p->location.id].gpu;
+	struct sim_physical made = {.size = size,
+	                            .fd = -1,
+	                            .handles = 1,
+	                            .properties = *p,
+	                            .gpu = sim.devices[is_host(&p->location) ? 0 : p->location.id].gpu};
 	if (size > sim.machine.shape.memory)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	SIM_TRY(pages_take(gpu, size));
-	struct sim_physical *piece = calloc(1, sizeof(*piece));
+	SIM_TRY(take(&made));
+	struct sim_physical *piece = malloc(sizeof(*piece));
 	if (piece) {
-		*piece = (struct sim_physical){.size = size,
-		                               .fd = -1,
-		                               .handles = 1,
-		                               .properties = *p,
-		                               .gpu = gpu};
+		*piece = made;
 		if (p->requestedHandleTypes ? own_file(piece) : place(piece)) {
 			handle_add(piece, SIM_PHYSICAL);
 			*handle = (CUmemGenericAllocationHandle)piece;
 			return CUDA_SUCCESS;
 		}
 	}
-	if (piece)
-		give(piece);
-	else
-		machine_give(&sim.machine, gpu, size);
+	give(&made);
 	free(piece);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
