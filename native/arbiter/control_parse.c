@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#define SPILL_MOST_BYTES (UINT64_C(1) << 46)
 #define PARK_AFTER_MOST_MS (UINT64_C(10) * 365 * 24 * 3600 * 1000)
 
 struct text {
@@ -246,6 +247,15 @@ static const char *parse_park_if(struct text text, struct control_request *out)
 	return out->park_if_wanted ? NULL : "park-if must be wanted or left out";
 }
 
+static const char *parse_spill(struct text text, struct control_request *out)
+{
+	if (out->spill_bytes)
+		return "a setting is given twice";
+	bool valid = parse_number(text, SPILL_MOST_BYTES, &out->spill_bytes) &&
+	             out->spill_bytes >= CONTROL_LEAST_BYTES;
+	return valid ? NULL : "spill must be a number of bytes, at least 1 MiB";
+}
+
 /* Parses NAME,NAME,... of different names. */
 static const char *parse_apart(struct text text, struct neighbours *out)
 {
@@ -312,10 +322,11 @@ static bool takes_slices(const struct control_request *request)
 
 /* The settings of each request about a grant, for error messages. */
 static const char *const settings_of[] = {
-	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
-					 "alone=1, swap=1, park-after=MILLISECONDS, park-if=wanted, owner=UID, "
-					 "pid=PID, started=TICKS and "
-					 "slice=...",
+	[CONTROL_MAKE] =
+		"make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
+		"alone=1, swap=1, park-after=MILLISECONDS, park-if=wanted, spill=BYTES, owner=UID, "
+		"pid=PID, started=TICKS and "
+		"slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_MOVE] = "move takes name=NAME and to=host or gpu",
@@ -354,6 +365,8 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_park_after(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "park-if"))
 		return parse_park_if(value, out);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "spill"))
+		return parse_spill(value, out);
 	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "gradual"))
 		return parse_switch(value, &out->gradual);
 	if (has_value && out->kind == CONTROL_SET_STATE && equals(key, "to"))
@@ -385,6 +398,8 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "park-after needs swap=1";
 	if (out->park_if_wanted && !out->park_after_ms)
 		return "park-if needs park-after=MILLISECONDS";
+	if (out->spill_bytes && (out->swap || out->slice_count > 1))
+		return "a grant with spill has one slice, and no swap=1";
 	bool lacks = (out->kind == CONTROL_SET_STATE && !out->has_state) ||
 	             (out->kind == CONTROL_MOVE && !out->has_place) ||
 	             (out->kind == CONTROL_SET_CGROUP && !*out->cgroup);

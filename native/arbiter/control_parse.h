@@ -7,7 +7,7 @@
  *   limits
  *   read-users
  *   make name=NAME [kept=1 [pid=PID started=TICKS]] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
- *        [swap=1 [park-after=MILLISECONDS [park-if=wanted]]] [owner=UID [pid=PID started=TICKS]]
+ *        [swap=1 [park-after=MILLISECONDS [park-if=wanted]]] [spill=BYTES] [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
@@ -32,6 +32,9 @@
  * it shall be and is answered at once; status says how far each process is. With park-after it leaves by itself
  * when the grant has been idle for so long (parking.h), with park-if=wanted only if somebody wants its room. want
  * says that somebody waits for such slices (wants.h).
+ *
+ * With spill=BYTES, for a grant with one slice and without swap, programs get so much of the host's memory when
+ * the slice is full (spill.h).
  *
  * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
  * space separates two words, each key appears at most once, and numbers are decimal digits only. The
@@ -97,6 +100,7 @@ struct control_request {
 	bool swap;                        /* make: its memory can leave the GPU */
 	uint64_t park_after_ms;           /* make: when it is idle for so long; 0: it stays */
 	bool park_if_wanted;              /* make: only if somebody wants its room */
+	uint64_t spill_bytes;             /* make: memory of the host beside the slice's; 0: none */
 	bool has_state;
 	enum aliquot_grant_state grant_state; /* set-state: the new state */
 	bool has_place;

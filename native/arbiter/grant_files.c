@@ -54,6 +54,8 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 		atomic_store(&slice->priority, (uint32_t)asked->priority);
 	}
 	atomic_store(&limits->slices[0].swap, request->swap);
+	if (request->spill_bytes)
+		atomic_store(&limits->slices[ALIQUOT_HOST_SLICE].limit_bytes, request->spill_bytes);
 	atomic_store(&limits->slices[0].counts_calls, request->park_after_ms != 0);
 	limits->magic = ALIQUOT_LIMITS_MAGIC;
 }

@@ -12,6 +12,7 @@
 #include "movers.h"
 #include "processes.h"
 #include "residence.h"
+#include "spill.h"
 #include "unjoined.h"
 
 #include <errno.h>
@@ -162,7 +163,8 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 			return false;
 		users_add(&use, asked, request->neighbours.alone ? gpu->memory_bytes : 0);
 	}
-	return users_check(arbiter, uid, &(struct user_use){0}, &use, failure);
+	return spill_check(arbiter, request->spill_bytes, failure) &&
+	       users_check(arbiter, uid, &(struct user_use){0}, &use, failure);
 }
 
 static struct grant *find_by_directory(struct arbiter *arbiter, const char *directory)

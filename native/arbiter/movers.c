@@ -7,6 +7,7 @@
 #include "mover_processes.h"
 #include "processes.h"
 #include "residence.h"
+#include "spill.h"
 
 #include <errno.h>
 #include <string.h>
@@ -158,6 +159,8 @@ static uint64_t swappable_bytes(struct arbiter *arbiter, const struct gpu *gpu)
 
 void movers_update(struct arbiter *arbiter)
 {
+	if (arbiter->movers.arenas)
+		atomic_store(&arbiter->movers.arenas[0].spill_bytes, spill_granted_bytes(arbiter));
 	for (unsigned i = 0; arbiter->movers.arenas && i < arbiter->nvml.gpu_count; i++) {
 		const struct gpu *gpu = &arbiter->nvml.gpus[i];
 		uint64_t wanted = swappable_bytes(arbiter, gpu);

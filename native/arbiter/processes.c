@@ -4,6 +4,7 @@
 #include "log.h"
 #include "movers.h"
 #include "page_file.h"
+#include "spill.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,11 +24,19 @@ void processes_sum_driver_bytes(struct grant *grant, uint32_t slice)
 	grant_publish(grant, GRANT_NO_SLOT);
 }
 
-void processes_give_back(struct process *process, uint32_t slice)
+static void forget(struct process *process, uint32_t slice)
 {
 	struct grant *grant = process->grant;
 	if (grant_check(grant) && !ledger_forget(&grant->usage->slices[slice], process->slot))
 		grant_break(grant, "usage", "its total changes all the time");
+}
+
+void processes_give_back(struct process *process, uint32_t slice)
+{
+	struct grant *grant = process->grant;
+	forget(process, slice);
+	if (slice == 0 && spill_limit(grant)) /* the driver gives both back at the same time */
+		forget(process, ALIQUOT_HOST_SLICE);
 	atomic_store(&processes_page(process)->driver_bytes[slice], 0);
 	processes_sum_driver_bytes(grant, slice);
 	grant_publish(grant, process->slot);

@@ -10,6 +10,7 @@
 #include "parking.h"
 #include "processes.h"
 #include "residence.h"
+#include "spill.h"
 #include "unjoined.h"
 
 #include <string.h>
@@ -159,7 +160,8 @@ static void write_ties(const struct process *process, struct json *out)
 		const char *name;
 	} names[] = {{ALIQUOT_TIE_MANAGED, "managed"},
 	             {ALIQUOT_TIE_IPC, "ipc"},
-	             {ALIQUOT_TIE_SHARED, "shared"}};
+	             {ALIQUOT_TIE_SHARED, "shared"},
+	             {ALIQUOT_TIE_HOST, "host"}};
 	const struct aliquot_usage *usage = process->grant->usage;
 	uint64_t ties = usage ? atomic_load(&usage->slices[0].entries[process->slot].ties) : 0;
 	json_open(out, "ties", '[');
@@ -183,6 +185,7 @@ static void write_process(struct process *process, struct json *out)
 	json_string(out, "ungated", *process->ungated ? process->ungated : NULL);
 	write_ties(process, out);
 	residence_write_process(process, out);
+	spill_write_process(process, out);
 	json_open(out, "slices", '[');
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		uint64_t counted = 0;
@@ -250,6 +253,7 @@ static void write_grant(struct grant *grant, bool visible, struct json *out)
 	write_neighbours(grant, visible, out);
 	residence_write(grant, out);
 	parking_write(grant, visible, out);
+	spill_write(grant, out);
 	bool parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
 	json_number(out, "staying_bytes", parked ? residence_staying_bytes(grant) : 0);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
@@ -290,6 +294,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_bool(out, "knows_neighbours", true);
 	json_bool(out, "knows_swap", true);
 	json_bool(out, "knows_parking", true);
+	json_bool(out, "knows_spill", true);
 	json_number(out, "host_memory_bytes", arbiter->movers.processes->most_bytes);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));

@@ -9,10 +9,15 @@
 #include "pool.h"
 #include "session.h"
 #include "swap/places.h"
+#include "swap/spill.h"
 #include "swap/swappable.h"
 
 #define PITCH_GRANULE 512u
 #define MANAGED_GRANULE (UINT64_C(64) << 10)
+/* In a grant with `spill`: what a large allocation leaves of the slice for small ones, and a small one for the
+ * shadows (swap/swappable.h) of those on the host. */
+#define LARGE_LEAVES (UINT64_C(16) << 20)
+#define SMALL_LEAVES (UINT64_C(8) << 20)
 
 /* By size of pointers: as programs of CUDA 3.1 call it, and as all others do. */
 #define ALLOCATE(name, symbol, address, size)                                                      \
@@ -35,13 +40,31 @@
 ALLOCATE(static CUresult alloc_fixed, cuMemAlloc_v2, CUdeviceptr, size_t)
 ALLOCATE(CUresult hook_alloc_v1, cuMemAlloc, CUdeviceptr_v1, unsigned)
 
-/* Memory that can leave the GPU, where the grant has it and the driver can do it. */
+/* In a grant with `spill`: whether the slice has room for the allocation and what must stay free beside it. */
+static bool fits_slice(uint64_t bytes)
+{
+	uint32_t slice = session_slice_of_current_context();
+	uint64_t wanted = allocation_cost(bytes) + (bytes > PAGE_LARGEST ? LARGE_LEAVES : SMALL_LEAVES);
+	if (slice == SESSION_NO_SLICE || session_free_bytes(slice) >= wanted)
+		return true;
+	if (wanted < bytes || !pools_charge(slice, wanted))
+		return false;
+	session_release(slice, wanted);
+	return true;
+}
+
+/* Where an allocation goes: memory that can leave the GPU; or the GPU's, and the host's if that is full. */
 CUresult hook_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_t bytes)
 {
-	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
 	if (session_is_open() && swappable_is_on())
-		result = swappable_alloc(real, pointer, bytes);
-	return result == CUDA_ERROR_NOT_SUPPORTED ? alloc_fixed(real, pointer, bytes) : result;
+		return swappable_alloc(real, false, pointer, bytes);
+	bool spills = session_is_open() && spill_is_on();
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+	if (!spills || fits_slice(bytes))
+		result = alloc_fixed(real, pointer, bytes);
+	return spills && result == CUDA_ERROR_OUT_OF_MEMORY
+			   ? swappable_alloc(real, true, pointer, bytes)
+			   : result;
 }
 
 CUresult hook_alloc_managed(__typeof__(&cuMemAllocManaged) real, CUdeviceptr *pointer, size_t bytes,
@@ -111,11 +134,16 @@ ALLOCATE_PITCH(CUresult hook_alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, un
 CUresult hook_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *pointer, size_t *pitch,
                           size_t width, size_t height, unsigned element)
 {
-	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+	uint64_t bytes;
 	if (session_is_open() && swappable_is_on())
-		result = swappable_alloc_pitch(real, pointer, pitch, width, height, element);
-	return result == CUDA_ERROR_NOT_SUPPORTED
-			   ? alloc_pitch_fixed(real, pointer, pitch, width, height, element)
+		return swappable_alloc_pitch(real, false, pointer, pitch, width, height, element);
+	bool spills = session_is_open() && spill_is_on() &&
+	              allocation_pitched_bytes(width, height, element, PITCH_GRANULE, &bytes);
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+	if (!spills || fits_slice(bytes))
+		result = alloc_pitch_fixed(real, pointer, pitch, width, height, element);
+	return spills && result == CUDA_ERROR_OUT_OF_MEMORY
+			   ? swappable_alloc_pitch(real, true, pointer, pitch, width, height, element)
 			   : result;
 }
 
@@ -160,7 +188,7 @@ CUresult hook_total_memory(__typeof__(&cuDeviceTotalMem_v2) real, size_t *bytes,
 	CUresult result = real(bytes, device);
 	uint32_t slice = session_slice_of_device(device);
 	if (result == CUDA_SUCCESS && slice != SESSION_NO_SLICE)
-		*bytes = session_limits()->slices[slice].limit_bytes;
+		*bytes = session_limits()->slices[slice].limit_bytes + spill_total_bytes();
 	return result;
 }
 
@@ -185,8 +213,10 @@ CUresult hook_memory_info(__typeof__(&cuMemGetInfo_v2) real, size_t *free_bytes,
 	/* Less may be free on the GPU than in the slice. */
 	if (free_bytes && session_free_bytes(slice) < *free_bytes)
 		*free_bytes = session_free_bytes(slice);
+	if (free_bytes)
+		*free_bytes += spill_free_bytes();
 	if (total_bytes)
-		*total_bytes = session_limits()->slices[slice].limit_bytes;
+		*total_bytes = session_limits()->slices[slice].limit_bytes + spill_total_bytes();
 	return result;
 }
 

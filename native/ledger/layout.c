@@ -1,6 +1,7 @@
 /* Checks limits and usage pages, and reads the state of a grant. */
 #include "aliquot/layout.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 const char *aliquot_limits_check(const struct aliquot_limits *limits, size_t size)
@@ -48,4 +49,10 @@ enum aliquot_grant_state aliquot_limits_grant_state(const struct aliquot_limits 
 		least = state < least ? state : least;
 	}
 	return (enum aliquot_grant_state)least;
+}
+
+uint64_t aliquot_limits_spill(const struct aliquot_limits *limits)
+{
+	bool has_place = limits->slice_count <= ALIQUOT_HOST_SLICE; /* else a GPU's slice is there */
+	return has_place ? atomic_load(&limits->slices[ALIQUOT_HOST_SLICE].limit_bytes) : 0;
 }

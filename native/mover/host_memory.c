@@ -1,5 +1,6 @@
 #include "host_memory.h"
 
+#include "aliquot/host.h"
 #include "watch.h"
 
 #include <errno.h>
@@ -25,39 +26,19 @@ static uint64_t round_up(uint64_t bytes)
 	return (bytes + HOST_MEMORY_STEP - 1) / HOST_MEMORY_STEP * HOST_MEMORY_STEP;
 }
 
-/* A line of /proc/meminfo, in bytes; 0: the kernel does not say. */
-static uint64_t read_meminfo(const char *name)
-{
-	char line[128];
-	uint64_t kib = 0;
-	FILE *file = fopen("/proc/meminfo", "re");
-	while (file && fgets(line, sizeof(line), file))
-		if (!strncmp(line, name, strlen(name)) && line[strlen(name)] == ':')
-			kib = strtoull(line + strlen(name) + 1, NULL, 10);
-	if (file)
-		fclose(file);
-	return kib << 10;
-}
-
 static uint64_t above(uint64_t value, uint64_t least)
 {
 	return value > least ? value - least : 0;
 }
 
-/* What movers may still take of what the host has free. */
-static uint64_t host_room(void)
-{
-	return above(read_meminfo("MemAvailable"), read_meminfo("MemTotal") / 10);
-}
-
 static bool host_has_room(struct fault *fault)
 {
-	if (host_room() >= HOST_MEMORY_STEP)
+	struct aliquot_host host = aliquot_host_read();
+	if (aliquot_host_room(&host) >= HOST_MEMORY_STEP)
 		return true;
 	return fault_set(fault, ALIQUOT_MOVE_HOST_FULL,
 	                 "the host has %llu MiB free, and %llu MiB must stay free",
-	                 fault_mib(read_meminfo("MemAvailable")),
-	                 fault_mib(read_meminfo("MemTotal") / 10));
+	                 fault_mib(host.available_bytes), fault_mib(aliquot_host_spare(&host)));
 }
 
 /* One process of all movers at a time; a killed one lets go. */
@@ -68,10 +49,10 @@ static void lock_machine(struct host_memory *memory, short type)
 		;
 }
 
-/* What all movers together have. */
+/* What all movers together have, and what programs may have of the host in place of a GPU's memory. */
 static uint64_t taken_bytes(const struct host_memory *memory)
 {
-	uint64_t sum = 0;
+	uint64_t sum = atomic_load(&memory->arenas[0].spill_bytes);
 	for (unsigned i = 0; i < ALIQUOT_MOVERS; i++)
 		sum += atomic_load(&memory->arenas[i].grown_bytes);
 	return sum;
@@ -255,7 +236,9 @@ uint64_t host_memory_lacked_by_others(const struct host_memory *memory)
 		lacked += atomic_load(&memory->arenas[i].lacking_bytes);
 	if (!lacked || atomic_load(&memory->own->lacking_bytes))
 		return 0;
-	uint64_t allowed = above(memory->most_bytes, taken_bytes(memory)), room = host_room();
+	struct aliquot_host host = aliquot_host_read();
+	uint64_t allowed = above(memory->most_bytes, taken_bytes(memory));
+	uint64_t room = aliquot_host_room(&host);
 	return above(lacked, allowed < room ? allowed : room);
 }
 

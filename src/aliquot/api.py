@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, overload
 
 from aliquot import devices, slices
-from aliquot.model import Policy, Priority, Request, parse_amount, parse_duration, parse_share
+from aliquot.model import (
+    Policy,
+    Priority,
+    Request,
+    parse_amount,
+    parse_duration,
+    parse_host_memory,
+    parse_share,
+)
 from aliquot.model.errors import ArbiterError, InvalidValueError, NestedGrantError
 from aliquot.model.job import (
     Dependency,
@@ -147,6 +155,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     alone: bool = False,
     swap: bool | None = None,
     park_after: str | float | None = None,
+    spill: str | int | None = None,
     wait: bool | str | float = False,
     queue: str | None = None,
     simulate: str | None = None,
@@ -182,6 +191,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
         alone=alone,
         swap=swap,
         park_after=park_after,
+        spill=spill,
     )
     opened = open_grant(
         read_shape(simulate),
@@ -323,6 +333,7 @@ class JobSettings(TypedDict, total=False):
     alone: bool
     swap: bool | None
     park_after: str | float | None
+    spill: str | int | None
     retries: int
     notice: float
     grace: float
@@ -369,6 +380,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
     alone: bool = False,
     swap: bool | None = None,
     park_after: str | float | None = None,
+    spill: str | int | None = None,
     retries: int = 0,
     notice: float = 30.0,
     grace: float = 10.0,
@@ -409,6 +421,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
         alone=alone,
         swap=swap,
         park_after=park_after,
+        spill=spill,
     )
     job = Job(
         number=0,
@@ -469,6 +482,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
     alone: bool = False,
     swap: bool | None = None,
     park_after: str | float | None = None,
+    spill: str | int | None = None,
 ) -> Request:
     """The request that these settings mean, written as options of `aliquot run` are."""
     if not str(gpus).isdecimal():
@@ -485,6 +499,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
         neighbours=Neighbours(label, with_, _names(apart_from), alone),
         swap=swap,
         park_after=None if park_after is None else _parking_rule(park_after),
+        spill=0 if spill is None else parse_host_memory(str(spill), "spill"),
     )
 
 

@@ -134,8 +134,18 @@ def test_an_idle_grant_is_shown_with_how_long_and_how_often_it_was_parked() -> N
     assert "grant mine is idle and was not parked: process 7: it has used unified memory" in shown
 
 
+def test_a_grant_with_memory_on_the_host_is_shown_with_how_much() -> None:
+    grant = replace(make_grant("mine", gpu0=8 * GIB), spill_bytes=4 * GIB, on_host_bytes=3 * GIB)
+    assert row_of(grant)["on_host"] == "3/4 GiB"
+    assert "On host" in lines_of(grant)[-1 - 1]
+    (row,) = top.MachineView(machine(grant), None).rows(make_shared().gpu.uuid)
+    assert row.cells(0.0)["on_host"] == "3/4 GiB"
+
+
 def test_where_no_memory_can_leave_nothing_says_so() -> None:
-    assert "Away" not in "\n".join(lines_of(make_grant("mine", gpu0=GIB)))
+    shown = "\n".join(lines_of(make_grant("mine", gpu0=GIB)))
+    assert "Away" not in shown
+    assert "On host" not in shown
 
 
 def test_a_parked_grant_is_shown_with_what_it_holds() -> None:

@@ -322,6 +322,25 @@ def test_an_idle_slice_can_be_let_be_parked(cli: Cli, tenants: Tenants) -> None:
         assert (answer.returncode, why in answer.stderr) == (2, True), answer.stderr
 
 
+def test_a_slice_can_have_memory_of_the_host_beside_it(cli: Cli, tenants: Tenants) -> None:
+    part = (*ONE, "--memory", "1GiB")
+    tenants.start(*part, "--name", "large", "--spill", "64MiB").hear("stays")
+    found = grants_of(cli)["large"]
+    assert (found["spill_bytes"], found["on_host_bytes"]) == (64 << 20, 0)
+    assert cli("ps", "--format", "{name} {on_host}").stdout == "large 0 B/64 MiB\n"
+    for options, why in (
+        (("--spill", "1GiB", "--swap"), "--spill and --swap exclude each other"),
+        (("--spill", "10%"), "--spill 10% is not an amount of the host's memory"),
+        (("--spill", "1GiB", "--gpus", "2"), "--spill is for one GPU, and 2 are asked for"),
+    ):
+        answer = cli("run", *part, *options, "--", "true")
+        assert (answer.returncode, why in answer.stderr) == (2, True), answer.stderr
+    answer = cli("run", *part, "--spill", "60TiB", "--", "true")
+    assert answer.returncode == 1
+    assert "MiB of the host are left for programs on GPUs" in answer.stderr
+    assert "Ask for less with --spill" in answer.stderr
+
+
 def test_no_capacity_names_the_grants(cli: Cli, tenants: Tenants) -> None:
     tenants.start(*ONE, "--memory", "75GiB", "--name", "large").hear("stays")
     answer = cli("run", *ONE, "--memory", "8GiB", "--", "true")

@@ -146,6 +146,7 @@ def test_top_in_a_file_prints_a_line_per_slice_and_refresh(cli: Cli, play: Play)
         "memory_limit_bytes": str(8 * GIB),
         "memory_away_bytes": "0",
         "memory_fixed_bytes": "0",
+        "memory_on_host_bytes": "0",
         "parked": "-",
         "backlog": "12",
         "handovers_per_second": "50.0",

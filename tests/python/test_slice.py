@@ -96,6 +96,16 @@ with aliquot.slice(memory="8GiB", name="one", swap=True, park_after="10m"):
     assert "[(True, 600000)]" in done.stdout, done
 
 
+def test_a_slice_can_have_memory_of_the_host(python: Python) -> None:
+    done = python("""
+import aliquot, json, subprocess
+with aliquot.slice(memory="8GiB", name="one", spill="64MiB"):
+    shown = subprocess.run(["aliquot", "ps", "--json"], capture_output=True, check=True).stdout
+    print([one["spill_bytes"] for one in json.loads(shown)["grants"] if one["name"] == "one"])
+""")
+    assert "[67108864]" in done.stdout, done
+
+
 def test_spawned_processes_of_multiprocessing_are_in_it(python: Python, tmp_path: Path) -> None:
     (tmp_path / "sees.py").write_text("def sees(_):\n    import train\n")
     done = python("""

@@ -290,7 +290,7 @@ def test_memory_of_the_host_is_mapped_beside_the_gpus(driver: Program, took: Too
     assert driver("call", "cuMemRelease", "$host") == [SUCCESS]
     assert driver("call", "cuMemRelease", "$gpu") == [SUCCESS]
     assert took() == -2
-    assert driver("physical", "none", 2 * MIB, "HOST_NUMA", 1) == NOT_SUPPORTED
+    assert driver("physical", "none", 2 * MIB, "HOST_NUMA", 1) == INVALID_VALUE
 
 
 def test_invalid_physical_sizes_are_refused(driver: Program) -> None:

@@ -237,6 +237,7 @@ class Machine:
         name: str = "one",
         swap: bool = False,
         park_after: ParkingRule | None = None,
+        spill: int = 0,
     ) -> Grant:
         """A grant with that many bytes of each GPU: of the first ones, or those named by `on`."""
         uuids = self.uuids()
@@ -244,7 +245,9 @@ class Machine:
             Slice(gpu_uuid=uuids[index], memory_bytes=size)
             for index, size in zip(on or range(len(memory)), memory, strict=True)
         ]
-        return self.made(control.make(self.state, name, slices, swap=swap, park_after=park_after))
+        return self.made(
+            control.make(self.state, name, slices, swap=swap, park_after=park_after, spill=spill)
+        )
 
     @staticmethod
     def made(marked: str) -> Grant:

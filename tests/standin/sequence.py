@@ -23,6 +23,7 @@ from standin.worker import Worker
 UNKNOWN = 0x7DEAD0000
 PAGE = 2 << 20
 NOT_READY = 600
+HOST = 15  # the entry of the ledger for memory of the host
 
 # Attributes of pointers, by their numbers in cuda.h: all but tokens for other devices and whether
 # there are IPC handles.
@@ -434,7 +435,8 @@ def held_by_us() -> int | None:
         return None
     limits, usage = map_page(Path(grant, "limits"), Limits), map_page(Path(grant, "usage"), Usage)
     return sum(
-        bytes_in(usage.slices[0].entries[slot].held)
+        bytes_in(usage.slices[part].entries[slot].held)
+        for part in (0, HOST)
         for slot, process in enumerate(limits.processes)
         if process.state == LIVE and process.pid == os.getpid()
     )

@@ -3,6 +3,7 @@
 #include "aliquot/lock.h"
 #include "gate/base.h"
 #include "session.h"
+#include "spill.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -199,15 +200,24 @@ static CUresult reserve(uint64_t bytes)
 
 /* --- memory ------------------------------------------------------------------------------------ */
 
-CUresult piece_map(struct piece *piece)
+static CUmemAllocationProp properties_of(const struct piece *piece)
 {
-	CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = piece->device};
-	CUmemAllocationProp properties = {
+	if (piece->is_on_host)
+		return spill_properties(piece->device);
+	return (CUmemAllocationProp){
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-		.location = location,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = piece->device},
 	};
-	CUmemAccessDesc access = {.location = location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+}
+
+CUresult piece_map(struct piece *piece)
+{
+	CUmemAllocationProp properties = properties_of(piece);
+	CUmemAccessDesc access = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = piece->device},
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
 	CUmemGenericAllocationHandle handle;
 	CUresult result = REAL(cuMemCreate)(&handle, piece->bytes, &properties, 0);
 	if (result != CUDA_SUCCESS)
@@ -245,17 +255,17 @@ CUresult piece_export(const struct piece *piece, int *descriptor)
 	return result;
 }
 
-struct piece *piece_make(CUcontext context, CUdevice device, uint64_t bytes, CUresult *result)
+struct piece *piece_make(const struct piece *model, CUresult *result)
 {
 	struct piece *piece = NULL;
 	*result = CUDA_ERROR_OUT_OF_MEMORY;
 	if (!session_wiped_memory(&page, sizeof(struct pieces)) || !(piece = calloc(1, sizeof(*piece))))
 		return NULL;
-	*piece = (struct piece){.bytes = bytes, .device = device, .context = context};
+	*piece = *model;
 	CUstreamCaptureMode mode = gate_relax_capture_mode();
 	*result = CUDA_SUCCESS;
 	while (*result == CUDA_SUCCESS && !take_addresses(piece))
-		*result = reserve(bytes);
+		*result = reserve(piece->bytes);
 	if (*result == CUDA_SUCCESS && (*result = piece_map(piece)) != CUDA_SUCCESS)
 		give_addresses(piece);
 	gate_restore_capture_mode(mode);

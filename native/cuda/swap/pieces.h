@@ -1,4 +1,4 @@
-/* Pieces: physical memory that can be exported, at addresses that stay the same.
+/* Pieces: physical memory at addresses that stay the same. The GPU's can be exported; the host's cannot.
  *
  * The addresses come from large ranges that are reserved once. Each page of such a range is free or belongs
  * to one piece. All of it lies in memory that a fork wipes (session.h): a child has no pieces.
@@ -27,6 +27,7 @@ struct piece {
 	bool is_fixed;      /* it cannot leave: others may have it mapped */
 	uint64_t key;       /* whoever knows it may have the memory (sharing.h); 0: nobody */
 	uint32_t exports;   /* calls that make a descriptor of it now: it ends with the last one */
+	bool is_on_host;    /* its memory is the host's (spill.h) */
 	uint64_t block_id;  /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID; 0: not asked for yet */
 	uint64_t asked;     /* bytes of its one allocation; 0: it has none, or a slab */
 	uint64_t shadow;    /* of its one allocation: swappable.h */
@@ -34,9 +35,10 @@ struct piece {
 	struct piece *next_slab;
 };
 
-/* Make a piece and map it. It is not in a list of slabs and has no allocation yet. Returns NULL, and the
- * driver's answer in *result, if there is no memory. */
-struct piece *piece_make(CUcontext context, CUdevice device, uint64_t bytes, CUresult *result);
+/* Make a piece like `model`, which has its bytes, device, context and place, and map it. It is not in a list of
+ * slabs and has no allocation yet. Returns NULL, and the driver's answer in *result, if there is no
+ * memory. */
+struct piece *piece_make(const struct piece *model, CUresult *result);
 
 /* Unmap and release a piece that no list and no other thread has, and free its addresses. */
 void piece_end(struct piece *piece);

@@ -11,11 +11,11 @@
 
 /* --- places for allocations -------------------------------------------------------------------- */
 
-/* With the lock. */
-static bool place_in_slab(struct piece *piece, CUcontext context, CUdeviceptr shadow,
+/* With the lock. `model`: the kind of slab. */
+static bool place_in_slab(struct piece *piece, const struct piece *model, CUdeviceptr shadow,
                           uint64_t bytes, CUdeviceptr *pointer)
 {
-	if (piece->context != context || piece->ending)
+	if (piece->context != model->context || piece->is_on_host != model->is_on_host || piece->ending)
 		return false;
 	uint32_t start = slab_take(piece->slab, bytes, shadow);
 	if (start != SLAB_NOWHERE)
@@ -23,7 +23,7 @@ static bool place_in_slab(struct piece *piece, CUcontext context, CUdeviceptr sh
 	return start != SLAB_NOWHERE;
 }
 
-static bool place_in_some_slab(CUcontext context, CUdeviceptr shadow, uint64_t bytes,
+static bool place_in_some_slab(const struct piece *model, CUdeviceptr shadow, uint64_t bytes,
                                CUdeviceptr *pointer)
 {
 	bool placed = false;
@@ -31,7 +31,7 @@ static bool place_in_some_slab(CUcontext context, CUdeviceptr shadow, uint64_t b
 		return false;
 	pieces_lock();
 	for (struct piece *piece = *pieces_slabs(); piece && !placed; piece = piece->next_slab)
-		placed = place_in_slab(piece, context, shadow, bytes, pointer);
+		placed = place_in_slab(piece, model, shadow, bytes, pointer);
 	pieces_unlock();
 	return placed;
 }
@@ -59,17 +59,20 @@ static uint64_t rounded(uint64_t bytes)
 	return (bytes + PIECE_PAGE - 1) / PIECE_PAGE * PIECE_PAGE;
 }
 
-CUresult places_take(CUcontext context, CUdeviceptr shadow, uint64_t bytes, CUdeviceptr *pointer)
+CUresult places_take(CUcontext context, CUdeviceptr shadow, uint64_t bytes, bool on_host,
+                     CUdeviceptr *pointer)
 {
 	bool small = bytes <= PAGE_LARGEST;
-	CUdevice device;
-	CUresult result = REAL(cuCtxGetDevice)(&device);
-	if (result != CUDA_SUCCESS || (small && place_in_some_slab(context, shadow, bytes, pointer)))
+	struct piece model = {.bytes = rounded(small ? SLAB_BYTES : bytes),
+	                      .context = context,
+	                      .is_on_host = on_host};
+	CUresult result = REAL(cuCtxGetDevice)(&model.device);
+	if (result != CUDA_SUCCESS || (small && place_in_some_slab(&model, shadow, bytes, pointer)))
 		return result;
 	struct slab *slab = small ? calloc(1, sizeof(*slab)) : NULL;
 	if (small && !slab)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	struct piece *piece = piece_make(context, device, rounded(small ? SLAB_BYTES : bytes), &result);
+	struct piece *piece = piece_make(&model, &result);
 	if (!piece) {
 		free(slab);
 		return result;
@@ -181,7 +184,8 @@ bool places_find(CUdeviceptr address, struct place *out)
 		                      .shadow = piece->shadow,
 		                      .piece = piece->address,
 		                      .piece_bytes = piece->bytes,
-		                      .context = piece->context};
+		                      .context = piece->context,
+		                      .is_on_host = piece->is_on_host};
 		uint32_t start = piece->slab ? slab_find(piece->slab, address - piece->address) : 0;
 		if (piece->slab && start != SLAB_NOWHERE) {
 			out->base += (uint64_t)start * SLAB_STEP;

@@ -8,8 +8,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Find a place for an allocation of the current context, whose shadow (swappable.h) the driver has made. */
-CUresult places_take(CUcontext context, CUdeviceptr shadow, uint64_t bytes, CUdeviceptr *pointer);
+/* Find a place, on the GPU or the host, for an allocation of the current context, whose shadow (swappable.h) the
+ * driver has made. */
+CUresult places_take(CUcontext context, CUdeviceptr shadow, uint64_t bytes, bool on_host,
+                     CUdeviceptr *pointer);
 /* Free the allocation's place, and with the last one its piece. */
 void places_give(CUdeviceptr address);
 
@@ -26,6 +28,7 @@ struct place {
 	CUdeviceptr piece;
 	uint64_t piece_bytes;
 	CUcontext context; /* the allocation ends with it */
+	bool is_on_host;   /* its memory is the host's (spill.h) */
 };
 
 /* The allocation that has this byte; false: none of ours. */

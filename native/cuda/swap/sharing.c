@@ -218,6 +218,10 @@ CUresult hook_ipc_get(__typeof__(&cuIpcGetMemHandle) real, CUipcMemHandle *out, 
 	struct place view;
 	if (!places_find(pointer, &view) || !out)
 		return real(out, places_driver_address(pointer));
+	if (view.is_on_host) {
+		forward_say("memory on the host (--spill) has no IPC handles");
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
 	struct handle handle = {.magic = MAGIC,
 	                        .listener = listening(),
 	                        .piece = view.piece,

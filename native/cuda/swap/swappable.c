@@ -5,6 +5,7 @@
 #include "page.h"
 #include "places.h"
 #include "session.h"
+#include "spill.h"
 
 bool swappable_is_on(void)
 {
@@ -34,13 +35,17 @@ static void give_up(CUdeviceptr shadow)
 
 /* Allocate memory whose shadow the driver has made. After an error the shadow is freed. */
 static CUresult allocate(struct allocation_request *request, CUdeviceptr shadow, uint64_t bytes,
-                         CUdeviceptr *pointer)
+                         bool on_host, CUdeviceptr *pointer)
 {
 	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
 	request->shadow = shadow;
 	allocation_set_cost(request, bytes);
-	if (allocation_charge(request)) {
-		result = places_take(request->context, shadow, bytes, pointer);
+	if (on_host)
+		request->slice = ALIQUOT_HOST_SLICE;
+	if ((!on_host || spill_host_has(request->bytes)) && allocation_charge(request)) {
+		result = places_take(request->context, shadow, bytes, on_host, pointer);
+		if (on_host)
+			result = spill_answer(result);
 		allocation_finish(request, result, *pointer);
 	}
 	if (result != CUDA_SUCCESS)
@@ -57,7 +62,8 @@ static CUresult allocate(struct allocation_request *request, CUdeviceptr shadow,
 	CUresult result = call;                                                                        \
 	allocation_finish(&of_shadow, result, shadow)
 
-CUresult swappable_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_t bytes)
+CUresult swappable_alloc(__typeof__(&cuMemAlloc_v2) real, bool on_host, CUdeviceptr *pointer,
+                         size_t bytes)
 {
 	struct allocation_request request = {.map = &allocated_pointers};
 	CUdeviceptr shadow = 0;
@@ -65,12 +71,13 @@ CUresult swappable_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, 
 		return real(pointer, bytes);
 	*pointer = 0;
 	MAKE_SHADOW(&request, shadow, result, real(&shadow, 1));
-	return result == CUDA_SUCCESS ? allocate(&request, shadow, bytes, pointer) : result;
+	return result == CUDA_SUCCESS ? allocate(&request, shadow, bytes, on_host, pointer) : result;
 }
 
 /* The shadow's one row tells how the driver rounds rows up. */
-CUresult swappable_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *pointer,
-                               size_t *pitch, size_t width, size_t height, unsigned element)
+CUresult swappable_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, bool on_host,
+                               CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                               unsigned element)
 {
 	struct allocation_request request = {.map = &allocated_pointers};
 	CUdeviceptr shadow = 0;
@@ -85,7 +92,7 @@ CUresult swappable_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr
 		return result;
 	if (!allocation_pitched_bytes(width, height, element, granule, &bytes))
 		bytes = UINT64_MAX;
-	result = allocate(&request, shadow, bytes, pointer);
+	result = allocate(&request, shadow, bytes, on_host, pointer);
 	if (result == CUDA_SUCCESS)
 		*pitch = (width + granule - 1) / granule * granule;
 	return result;

@@ -40,11 +40,13 @@ CUresult swappable_bring_back(CUdeviceptr address, int *descriptor);
 
 /* --- for the calls that allocate and free (memory.c) --------------------------------------------- */
 
-/* cuMemAlloc and cuMemAllocPitch, with the driver's own functions. CUDA_ERROR_NOT_SUPPORTED: the memory
- * cannot be such that it can leave, and nothing was done. */
-CUresult swappable_alloc(__typeof__(&cuMemAlloc_v2) real, CUdeviceptr *pointer, size_t bytes);
-CUresult swappable_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, CUdeviceptr *pointer,
-                               size_t *pitch, size_t width, size_t height, unsigned element);
+/* cuMemAlloc and cuMemAllocPitch, with the driver's own functions, of memory that can leave the GPU; or,
+ * on_host, of the host's (spill.h), which stays there. */
+CUresult swappable_alloc(__typeof__(&cuMemAlloc_v2) real, bool on_host, CUdeviceptr *pointer,
+                         size_t bytes);
+CUresult swappable_alloc_pitch(__typeof__(&cuMemAllocPitch_v2) real, bool on_host,
+                               CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                               unsigned element);
 
 /* Free an allocation with a shadow that was taken out of its map. Returns the driver's answer about the
  * shadow. */

@@ -37,6 +37,10 @@ static void correct(void *out, CUpointer_attribute which, CUdeviceptr pointer,
 	case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
 		put(out, false, sizeof(bool));
 		break;
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+		if (view->is_on_host)
+			put(out, false, sizeof(bool));
+		break;
 	default:
 		break;
 	}

@@ -59,7 +59,10 @@ struct aliquot_arena {
 	_Atomic uint32_t connection_count;
 	_Atomic uint64_t beats;         /* counts up while the mover makes progress */
 	_Atomic uint64_t lacking_bytes; /* that programs wait for: other movers give some back */
-	uint8_t reserved[4008];
+	/* Only in the first arena, by the arbiter: granted to programs beside their GPUs' memory (layout.h:
+	 * ALIQUOT_HOST_SLICE). The movers have so much less. */
+	_Atomic uint64_t spill_bytes;
+	uint8_t reserved[4000];
 	struct aliquot_extent extents[ALIQUOT_EXTENTS];
 };
 

@@ -25,6 +25,11 @@
 #define ALIQUOT_MAX_PROCESSES 1024u
 #define ALIQUOT_NAME_SIZE 64u
 
+/* The entry of `slices`, in both pages, for memory of the host that is mapped on the GPU. It is no GPU's:
+ * limit_bytes is what the grant may have there, 0 without `spill`, and the ledger counts what it has. A grant
+ * with `spill` has one GPU. */
+#define ALIQUOT_HOST_SLICE (ALIQUOT_MAX_GPUS - 1)
+
 /* The ledger counts in units of the driver's smallest allocation. */
 #define ALIQUOT_UNIT 512u
 
@@ -51,6 +56,7 @@ enum aliquot_tie {
 	ALIQUOT_TIE_MANAGED = 1, /* managed memory */
 	ALIQUOT_TIE_IPC = 2,     /* memory or events shared with other processes by IPC handle */
 	ALIQUOT_TIE_SHARED = 4,  /* exported or imported memory */
+	ALIQUOT_TIE_HOST = 8,    /* memory of the host in place of the GPU's (ALIQUOT_HOST_SLICE) */
 };
 
 /* In the same word, above the ties: the number of its driver calls in progress (cuda/freeze_barrier.h). */
@@ -150,5 +156,8 @@ const char *aliquot_usage_check(const struct aliquot_usage *usage, size_t size);
 /* A grant's state, from the state of its slices. If they differ because the arbiter was killed while
  * writing them, the one nearest to active counts. Unknown values count as active. */
 enum aliquot_grant_state aliquot_limits_grant_state(const struct aliquot_limits *limits);
+
+/* What the grant may have of the host's memory beside its slice; 0: none. */
+uint64_t aliquot_limits_spill(const struct aliquot_limits *limits);
 
 #endif

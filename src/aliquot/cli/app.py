@@ -42,12 +42,14 @@ from aliquot.cli.options import (
     OnlyGpu,
     ParkAfter,
     Simulate,
+    Spill,
     Swap,
     With,
     read_min_strength,
     read_neighbours,
     read_park_after,
     read_selection,
+    read_spill,
 )
 from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.cli.slice_app import slice_app
@@ -290,6 +292,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     alone: Alone = False,
     swap: Swap = None,
     park_after: ParkAfter = None,
+    spill: Spill = None,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -348,6 +351,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         neighbours=read_neighbours(label, beside, apart_from, alone=alone),
         swap=swap,
         park_after=read_park_after(park_after),
+        spill=read_spill(spill),
     )
     if dry_run:
         preview_run(

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from aliquot import slices
 from aliquot.cli.tables import print_sentence
 from aliquot.devices import check_version, parse_shape
-from aliquot.model import Admission, format_count, parse_amount
-from aliquot.model.errors import InvalidValueError
+from aliquot.model import Admission, format_count, parse_host_memory
 from aliquot.pool.arbiter_limits import write_limits
 from aliquot.pool.policy import FILE, PolicyFile
 from aliquot.slices import arbiter_process, control
@@ -33,22 +32,13 @@ def serve(
     if state.shape is None:
         check_version(driver)
     slices.prepare(state)
-    host_bytes = None if host_memory is None else _bytes_of(host_memory)
+    host_bytes = None if host_memory is None else parse_host_memory(host_memory, "--host-memory")
     if admission is Admission.POOL:
         policy = PolicyFile(FILE if FILE.exists() else None).policy
         users = write_limits(state.directory, policy) if users is None else users
         host_bytes = policy.host_bytes if host_bytes is None else host_bytes
     settings = arbiter_process.ArbiterSettings(users, unjoined, admission, host_bytes=host_bytes)
     slices.serve(state.directory, driver, settings)
-
-
-def _bytes_of(text: str) -> int:
-    amount = parse_amount(text).bytes
-    if amount is None:
-        raise InvalidValueError(
-            f"--host-memory {text} is not an amount of memory", "Give one, for example 64GiB."
-        )
-    return amount
 
 
 def restart(simulate: str | None) -> bool:

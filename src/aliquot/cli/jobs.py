@@ -526,7 +526,12 @@ def _each(request: dict[str, Any]) -> str:
     if least := request.get("min_strength"):
         gpus += f" of strength {format_strength(least)} or more"
     asked = decode_request(request)
-    said = (asked.which.options(), asked.neighbours.options(), asked.swap_options)
+    said = (
+        asked.which.options(),
+        asked.neighbours.options(),
+        asked.swap_options,
+        asked.spill_options,
+    )
     asks = " ".join(filter(None, said))
     which = f"; {asks}" if asks else ""
     if asked.amount is None:

@@ -20,12 +20,14 @@ from aliquot.cli.options import (
     NoTrunc,
     OnlyGpu,
     ParkAfter,
+    Spill,
     Swap,
     With,
     read_min_strength,
     read_neighbours,
     read_park_after,
     read_selection,
+    read_spill,
 )
 from aliquot.model.grant import Policy, Priority
 from aliquot.model.units import EQUAL
@@ -212,6 +214,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     alone: Alone = False,
     swap: Swap = None,
     park_after: ParkAfter = None,
+    spill: Spill = None,
     follow: Annotated[
         bool,
         typer.Option(
@@ -251,6 +254,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         neighbours=read_neighbours(label, beside, apart_from, alone=alone),
         swap=swap,
         park_after=read_park_after(park_after),
+        spill=read_spill(spill),
     )
     job = Job(
         number=0,

@@ -125,11 +125,29 @@ ParkAfter = Annotated[
         "Without it: as the queue says, else never.",
     ),
 ]
+Spill = Annotated[
+    str | None,
+    typer.Option(
+        "--spill",
+        metavar="MEMORY",
+        show_default=False,
+        help="Memory of the host beside that of the GPU, for example 20GiB: allocations that no "
+        "longer fit the slice are there, and the GPU uses them over the bus. For one GPU; not with "
+        "--swap.",
+    ),
+]
 
 
 def read_park_after(given: str | None) -> ParkingRule | None:
     """What --park-after says."""
     return None if given is None else parse_parking_rule(given)
+
+
+def read_spill(given: str | None) -> int:
+    """What --spill says, in bytes."""
+    from aliquot.model import parse_host_memory  # noqa: PLC0415 - imported when needed
+
+    return 0 if given is None else parse_host_memory(given, "--spill")
 
 
 def read_neighbours(

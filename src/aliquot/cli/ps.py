@@ -74,6 +74,7 @@ _SIZE = (
 _MACHINE = Column("machine", "Machine", drop=18, short=lambda text: text.split()[-1])
 _TOGETHER = Column("together", "Together", drop=16)
 AWAY = Column("away", "Away", right=True, drop=5)  # memory on the host
+ON_HOST = Column("on_host", "On host", right=True, drop=5)  # in place of the GPU's (--spill)
 _IDLE = Column("idle", "Idle", right=True, drop=6)
 _PROCESS = (
     Column("pid", "PID", drop=9, short=_first_pid),
@@ -91,6 +92,7 @@ _NAMED_KEYS = (
     "machine",
     "away",
     "fixed",
+    "on_host",
     "idle",
     "parked",
 )
@@ -162,7 +164,7 @@ def columns(rows: list[dict[str, str]], *, named: bool = False) -> list[Column]:
         *_NAME,
         *([_MACHINE] if simulated else []),
         *_SIZE,
-        *([AWAY] if any(row["away"] != NOTHING for row in rows) else []),
+        *(one for one in (AWAY, ON_HOST) if any(row[one.key] != NOTHING for row in rows)),
         *([_TOGETHER] if joined else []),
         Column("state", "State", drop=17 if same else 7),
         *([_IDLE] if any(row["idle"] != NOTHING for row in rows) else []),
@@ -306,6 +308,7 @@ def _rows(machine: LocalMachine, grant: Grant, now: float) -> Iterator[dict[str,
         "away": away_of(grant),
         "fixed": format_bytes(grant.fixed_bytes) if grant.is_swappable else NOTHING,
         "parked": parked_of(grant),
+        "on_host": on_host_of(grant),
     }
     for part, use, compute in zip(grant.slices, grant.use, grant.compute, strict=True):
         yield {
@@ -357,6 +360,11 @@ def away_of(grant: Grant) -> str:
     """How much of its memory is on the host; a dash if it cannot leave the GPU."""
     known = grant.is_swappable and not grant.is_hidden
     return format_bytes(grant.away_bytes) if known else NOTHING
+
+
+def on_host_of(grant: Grant) -> str:
+    """What it has of the host because its slice is full, and may have; a dash without --spill."""
+    return used_of(grant.on_host_bytes, grant.spill_bytes) if grant.spill_bytes else NOTHING
 
 
 def user_name(uid: int) -> str:

@@ -13,8 +13,10 @@ from aliquot.cli.keys import END_KEYS
 from aliquot.cli.ps import (
     AWAY,
     NO_GRANTS,
+    ON_HOST,
     away_of,
     gpu_figures,
+    on_host_of,
     parked_of,
     pids_of,
     power_text,
@@ -71,6 +73,7 @@ COLUMNS = (
     Column("got", "Got", right=True),
     Column("memory", "Memory", right=True, drop=1),
     AWAY,
+    ON_HOST,
     Column("backlog", "Backlog", right=True, drop=10),
     Column("handovers", "Handovers/s", right=True, drop=12),
     Column("waits", "Wait p50/p99, ms", right=True, drop=11),
@@ -109,6 +112,7 @@ class SliceRow:
             "got": percent(self.rates.got_ratio),
             "memory": used_of(self.use.used_bytes, self.part.memory_bytes),
             "away": away_of(self.grant),
+            "on_host": on_host_of(self.grant),
             "backlog": str(compute.backlog_quanta),
             "handovers": rate(self.rates.handovers_per_second),
             "waits": "/".join(map(milliseconds, waits)),
@@ -362,8 +366,10 @@ def _machine(view: MachineView, choice: Choice, width: int) -> Iterator[str]:
         yield ""
         yield from _gpu(one, view.telemetry.get(one.gpu.uuid), width)
         if found:
-            swaps = any(cells["away"] != NOTHING for cells in found)
-            shown = [one for one in COLUMNS if swaps or one is not AWAY]
+            unused = [
+                one for one in (AWAY, ON_HOST) if all(cells[one.key] == NOTHING for cells in found)
+            ]
+            shown = [one for one in COLUMNS if one not in unused]
             header, *lines = laid_out(shown, found, width)
             yield from (styled(header, "1"), *lines)
         else:
@@ -424,6 +430,7 @@ def _pairs(view: MachineView, one: SharedGpu, row: SliceRow) -> Iterator[str]:
         "memory_limit_bytes": row.part.memory_bytes,
         "memory_away_bytes": row.grant.away_bytes,
         "memory_fixed_bytes": row.grant.fixed_bytes,
+        "memory_on_host_bytes": row.grant.on_host_bytes,
         "parked": parked_of(row.grant),
         "backlog": compute.backlog_quanta,
         "handovers_per_second": rate(rates.handovers_per_second),

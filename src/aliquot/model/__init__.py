@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         format_share,
         parse_amount,
         parse_duration,
+        parse_host_memory,
         parse_share,
     )
 
@@ -98,6 +99,7 @@ __all__ = [
     "name_for",
     "parse_amount",
     "parse_duration",
+    "parse_host_memory",
     "parse_share",
 ]
 
@@ -111,6 +113,6 @@ __getattr__ = lazy.names_of(
         "grant_change": "GrantChange",
         "request": "Request",
         "units": "Amount format_bytes format_count format_duration format_share parse_amount "
-        "parse_duration parse_share",
+        "parse_duration parse_host_memory parse_share",
     },
 )

@@ -207,10 +207,12 @@ class Process:
     """A process of a grant. `state` is `live`, or `ending` once it is dead.
 
     `ties` are the reasons why the driver cannot freeze it: it has ever used `managed` memory,
-    memory or events shared between processes (`ipc`), or exported or imported memory (`shared`).
+    memory or events shared between processes (`ipc`), exported or imported memory (`shared`), or
+    memory of the host in place of the GPU's (`host`).
     `inside` is the number of its driver calls in progress; they block while it is frozen.
     `ungated` says why its compute share is not held although the gates work; None: it is.
     `stopped`: by a signal, as Ctrl-Z sends it. `moved` is None if its grant is not swappable.
+    `on_host_bytes` of its memory are the host's, because its slice was full.
     """
 
     pid: int
@@ -222,6 +224,7 @@ class Process:
     ungated: str | None = None
     stopped: bool = False
     moved: Moved | None = None
+    on_host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,8 @@ class Grant:
 
     `name` is how this user names it in requests: the plain name of an own grant, `UID:NAME` of
     another user's. A grant that the arbiter shows only in part is `UID:-`, in directory "".
-    `residence` is where the memory of its programs shall be; None: it is not swappable.
+    `residence` is where the memory of its programs shall be; None: it is not swappable. Its
+    programs may have `spill_bytes` of the host's memory and have `on_host_bytes` of it.
     """
 
     name: str
@@ -254,6 +258,8 @@ class Grant:
     staying_bytes: int = 0  # while it is parked: what is left on its GPU
     parking: Parking | None = None  # None: it stays on its GPU when it is idle
     unjoined: tuple[GpuProcess, ...] = ()  # what uses its GPUs in its cgroup and has not joined
+    spill_bytes: int = 0
+    on_host_bytes: int = 0
 
     @property
     def plain_name(self) -> str:

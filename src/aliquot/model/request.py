@@ -11,7 +11,7 @@ from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice, check_toget
 from aliquot.model.neighbours import Neighbours, Occupant
 from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import check_strength
-from aliquot.model.units import Amount
+from aliquot.model.units import MIB, Amount, format_bytes
 
 if TYPE_CHECKING:
     from aliquot.model.gpu import Gpu
@@ -39,6 +39,8 @@ class Request:
     With `swap` its memory can leave the GPU while its programs wait. `park_after` says when it
     leaves by itself because they are idle; it returns when one needs it. None: as the queue says,
     else never.
+
+    When its memory on the GPU is full, its programs get up to `spill` bytes of the host's.
     """
 
     gpus: int = 1
@@ -54,6 +56,7 @@ class Request:
     owner: int | None = None
     swap: bool | None = None
     park_after: ParkingRule | None = None
+    spill: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
@@ -71,6 +74,11 @@ class Request:
             raise InvalidValueError("--policy hard needs a share", "Add --compute PERCENT.")
         if self.together is not None:
             check_together(self.together)
+        self._check_moving()
+        if self.spill:
+            self._check_spill()
+
+    def _check_moving(self) -> None:
         if self.swap and self.gpus > 1:
             raise InvalidValueError(
                 f"--swap is for one GPU, and {self.gpus} are asked for",
@@ -84,6 +92,24 @@ class Request:
         if self.park_after and not self.swap:
             raise InvalidValueError(
                 "--park-after needs --swap: only then can memory leave the GPU", "Add --swap."
+            )
+
+    def _check_spill(self) -> None:
+        if self.gpus > 1:
+            raise InvalidValueError(
+                f"--spill is for one GPU, and {self.gpus} are asked for",
+                "Leave out --spill, or ask for one GPU; a job may have several workers of one"
+                " each.",
+            )
+        if self.swap:
+            raise InvalidValueError(
+                "--spill and --swap exclude each other: memory on the host has no place to leave"
+                " to",
+                "Leave out one of the two.",
+            )
+        if self.spill < MIB:
+            raise InvalidValueError(
+                f"--spill cannot be {self.spill} bytes", "Write 1 MiB or more, for example 20GiB."
             )
 
     @property
@@ -103,6 +129,11 @@ class Request:
         """--swap and --park-after as they hold for it; empty if its memory stays on the GPU."""
         after = f" --park-after {self.park_after}" if self.park_after else ""
         return f"--swap{after}" if self.swap else ""
+
+    @property
+    def spill_options(self) -> str:
+        """--spill as it was given; empty without it."""
+        return f"--spill {format_bytes(self.spill)}" if self.spill else ""
 
     @property
     def occupant(self) -> Occupant:
@@ -135,7 +166,7 @@ class Request:
 class SwapDefault:
     """What a queue adds to requests that do not say it: `swap`, and `park_after` for those with it.
 
-    Requests for several GPUs or for whole ones stay as they are.
+    Requests for several GPUs, for whole ones or with `spill` stay as they are.
     """
 
     swap: bool = False
@@ -144,7 +175,7 @@ class SwapDefault:
     def applied(self, request: Request) -> Request:
         """The request with what it does not say itself."""
         swap = self.swap if request.swap is None else request.swap
-        if not swap or request.gpus > 1 or request.is_whole:
+        if not swap or request.gpus > 1 or request.is_whole or request.spill:
             return request
         after = self.park_after if request.park_after is None else request.park_after
         return replace(request, swap=True, park_after=after)

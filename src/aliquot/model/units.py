@@ -94,6 +94,16 @@ def parse_amount(text: str) -> Amount:
     return _bytes(text, int(number * _FACTORS[unit]))
 
 
+def parse_host_memory(text: str, option: str) -> int:
+    """The bytes of an amount of the host's memory, which is no percentage of a GPU's."""
+    amount = parse_amount(text).bytes
+    if amount is None:
+        raise InvalidValueError(
+            f"{option} {text} is not an amount of the host's memory", "Give one, for example 64GiB."
+        )
+    return amount
+
+
 def _percent(text: str, number: Fraction) -> Amount:
     if not 0 < number <= 100:
         raise InvalidValueError(

@@ -11,6 +11,7 @@ from aliquot.pool.directory import directory_of
 from aliquot.pool.peers import user_name
 from aliquot.pool.run_client import ask_preview
 from aliquot.pool.runs import Waiting
+from aliquot.slices import control
 from aliquot.slices.gpu_choice import find_gpus
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ def explained(  # noqa: PLR0913, PLR0917 - the request and the machine
 ) -> NoCapacityError:
     """The refusal with what this user may see of those that have the GPUs, and what ends when.
 
-    The pool knows more than the user may see, so its refusal says only why.
+    The pool knows more than the user may see, so its refusal says only why. Who has GPUs explains
+    nothing if it is the host that lacks memory.
     """
+    if isinstance(error, control.NoHostMemoryError):
+        return error
     try:
         find_gpus(request, gpus, status.grants)
     except NoCapacityError as found:

@@ -195,6 +195,7 @@ class LocalWorkers:
                     neighbours=asked.neighbours if knows else None,
                     swap=bool(asked.swap),
                     park_after=asked.park_after,
+                    spill=asked.spill,
                     owner=owner.uid,
                 )
                 made.append(name)

@@ -123,6 +123,11 @@ class Status:
         return bool(self.answer.get("knows_parking", False))
 
     @property
+    def knows_spill(self) -> bool:
+        """Whether this arbiter grants memory of the host; an older one refuses to."""
+        return bool(self.answer.get("knows_spill", False))
+
+    @property
     def host_memory(self) -> HostMemory | None:
         """The host's memory for memory that leaves GPUs; None if no GPU has used it."""
         movers = [one.mover for one in self.gpus if one.mover is not None]
@@ -221,6 +226,8 @@ def _grant(reply: dict[str, Any], asker: int) -> Grant:
         residence=_residence(reply),
         staying_bytes=reply.get("staying_bytes", 0),
         parking=_parking(reply),
+        spill_bytes=reply.get("spill_bytes", 0),  # an older arbiter has none
+        on_host_bytes=reply.get("on_host_bytes", 0),
         cgroup=reply.get("cgroup"),
         cgroup_is_told=reply.get("cgroup_is_told", False),
         unjoined=_processes(reply.get("unjoined", [])),
@@ -247,6 +254,7 @@ def _grant(reply: dict[str, Any], asker: int) -> Grant:
                 ungated=one.get("ungated"),
                 stopped=one.get("stopped", False),
                 moved=_moved(one),
+                on_host_bytes=one.get("on_host_bytes", 0),
             )
             for one in reply["processes"]
         ),

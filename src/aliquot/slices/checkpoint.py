@@ -54,6 +54,7 @@ _TIES = {
     "managed": "it has used unified memory",
     "ipc": "it shares memory or events with other processes",
     "shared": "it has exported or imported memory",
+    "host": "it has memory on the host (--spill)",
 }
 
 

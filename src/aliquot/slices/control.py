@@ -73,12 +73,17 @@ class CapacityRefusedError(NoCapacityError):
     """The arbiter refused for lack of capacity; another process may have been faster."""
 
 
+class NoHostMemoryError(NoCapacityError):
+    """The host has too little memory for what a request wants of it (--spill)."""
+
+
 _TIMEOUT = 20.0
 _BUSY_SECONDS = 0.1
 _LARGEST_ANSWER = 64 << 20
 _REFUSALS: dict[str, type[AliquotError]] = {
     "name-in-use": NameInUseError,
     "no-capacity": CapacityRefusedError,
+    "no-host-memory": NoHostMemoryError,
     "cannot-make": StateError,
     "no-such-grant": NoSuchGrantError,
     "in-use": MemoryInUseError,
@@ -93,6 +98,8 @@ _REFUSALS: dict[str, type[AliquotError]] = {
 }
 _HINTS = {
     "in-use": "Free memory in the program, or lower the limit step by step as it frees: add --wait",
+    "no-host-memory": "Ask for less with --spill. Who has how much: aliquot ps. The limit for all:"
+    " aliquot arbiter --host-memory, or host_memory in pool.toml",
     "not-allowed": "Ask as root.",
     "not-kept": "End its command.",
     "malformed": "The arbiter may be of another version. To compare the two, run: aliquot doctor",
@@ -162,6 +169,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     neighbours: Neighbours | None = None,
     swap: bool = False,
     park_after: ParkingRule | None = None,
+    spill: int = 0,
     owner: int | None = None,
     pid: int | None = None,
     started: int | None = None,
@@ -175,6 +183,8 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any. With
     `swap` the memory of its programs can leave the GPU (`move`); it has one slice then. It leaves
     by itself when the grant is idle by the rule `park_after`, and returns by itself.
+    When its slice is full, its programs get up to `spill` bytes of the host; NoHostMemoryError if
+    the host has too little.
 
     Root can make a grant of the user `owner`, within that user's limits, which only that user and
     root can join. It is kept; with `pid` it is owned by that process, as if that process had asked.
@@ -194,6 +204,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *(() if neighbours is None else _neighbour_arguments(name, neighbours)),
         *(["swap=1"] if swap else []),
         *(_parking_arguments(park_after) if park_after else ()),
+        *([f"spill={spill}"] if spill else []),
         *map(_argument, slices),
     ]
     answer = ask(directory, " ".join(arguments))
@@ -219,6 +230,7 @@ def check_swap(status: Status, request: Request) -> None:
     asks = {
         "--swap": request.swap and not status.knows_swap,
         "--park-after": request.park_after and not status.knows_parking,
+        "--spill": bool(request.spill) and not status.knows_spill,
     }
     for option, is_unknown in asks.items():
         if is_unknown:

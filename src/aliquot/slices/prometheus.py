@@ -33,6 +33,8 @@ class _Part:
     state: GrantState
     away_bytes: int | None
     parking: Parking | None
+    spill_bytes: int
+    on_host_bytes: int
     use: SliceUse
     compute: ComputeUse
 
@@ -131,6 +133,18 @@ _SLICE: tuple[_Family[_Part], ...] = (
         "gauge",
         "Memory of the slice's programs that is on the host; no sample: it cannot leave the GPU.",
         lambda part: part.away_bytes,
+    ),
+    _Family(
+        "aliquot_slice_host_memory_limit_bytes",
+        "gauge",
+        "Memory of the host that the slice's programs may have; no sample: none (--spill).",
+        lambda part: part.spill_bytes or None,
+    ),
+    _Family(
+        "aliquot_slice_host_memory_used_bytes",
+        "gauge",
+        "Memory of the host that the slice's programs have because the slice is full.",
+        lambda part: part.on_host_bytes if part.spill_bytes else None,
     ),
     _Family(
         "aliquot_slice_parked_total",
@@ -232,7 +246,8 @@ def _parts(status: Status) -> Iterator[_Part]:
                 "index": indexes.get(part.gpu_uuid, ""),
             }
             away = grant.away_bytes if grant.is_swappable else None
-            yield _Part(labels, part, grant.state, away, grant.parking, use, compute)
+            host = (grant.spill_bytes, grant.on_host_bytes)
+            yield _Part(labels, part, grant.state, away, grant.parking, *host, use, compute)
 
 
 def _families(

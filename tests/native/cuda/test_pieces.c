@@ -151,6 +151,27 @@ void *session_wiped_memory(void *_Atomic *where, size_t size)
 	return *where;
 }
 
+const struct aliquot_limits *session_limits(void)
+{
+	return NULL;
+}
+
+uint64_t session_free_bytes(uint32_t slice)
+{
+	(void)slice;
+	return 0;
+}
+
+void session_tie(enum aliquot_tie tie)
+{
+	(void)tie;
+}
+
+void forward_say(const char *format, ...)
+{
+	(void)format;
+}
+
 CUstreamCaptureMode gate_relax_capture_mode(void);
 void gate_restore_capture_mode(CUstreamCaptureMode mode);
 
@@ -169,7 +190,8 @@ void gate_restore_capture_mode(CUstreamCaptureMode mode)
 static struct piece *make(uint64_t bytes)
 {
 	CUresult result;
-	struct piece *piece = piece_make(CONTEXT, DEVICE, bytes, &result);
+	struct piece model = {.bytes = bytes, .device = DEVICE, .context = CONTEXT};
+	struct piece *piece = piece_make(&model, &result);
 	CHECK((piece != NULL) == (result == CUDA_SUCCESS));
 	if (piece)
 		piece->is_ready = true;

@@ -59,6 +59,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	MUST(request.has_place || !request.on_host);
 	MUST(!request.park_after_ms || request.swap);
 	MUST(!request.park_if_wanted || request.park_after_ms);
+	MUST(!request.spill_bytes || (request.kind == CONTROL_MAKE && request.slice_count == 1 &&
+	                              !request.swap && request.spill_bytes >= CONTROL_LEAST_BYTES));
 	MUST(!request.swap || (request.kind == CONTROL_MAKE && request.slice_count == 1));
 	if (request.kind < CONTROL_MAKE)
 		return 0;

@@ -50,6 +50,7 @@ bool range_covers(uint64_t address, uint64_t size, int access);
 struct sim_physical *physical_hold(CUmemGenericAllocationHandle handle);
 void physical_drop(struct sim_physical *piece);
 uint64_t physical_handle_types(const struct sim_physical *piece);
+bool physical_is_host(const struct sim_physical *piece);
 
 /* memory.c: the id of the page that a small allocation shares */
 uint64_t small_block_id(const struct sim_range *range);

@@ -49,7 +49,9 @@ static CUresult attribute(void *out, CUpointer_attribute which, uint64_t address
 		put(out, &r->context, sizeof(void *));
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-		number = on_host(r) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+		number = on_host(r) || (r->memory == SIM_MAPPED && physical_is_host(r->owner))
+		             ? CU_MEMORYTYPE_HOST
+		             : CU_MEMORYTYPE_DEVICE;
 		break;
 	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
 		put(out, &address, 8);

@@ -32,18 +32,19 @@ static bool valid_location(const CUmemLocation *location)
 	       location->id < sim.count;
 }
 
-/* The host has one NUMA node. */
 static bool is_host(const CUmemLocation *location)
 {
-	return location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location->id == 0;
+	return location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
 static CUresult check(const CUmemAllocationProp *p)
 {
 	if (!p || p->type != CU_MEM_ALLOCATION_TYPE_PINNED)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (is_host(&p->location))
-		return p->requestedHandleTypes ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+	if (is_host(&p->location) && p->requestedHandleTypes)
+		return CUDA_ERROR_NOT_SUPPORTED; /* a real driver exports it: nobody needs that here */
+	if (is_host(&p->location))           /* the host has one node */
+		return p->location.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	if (p->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!valid_location(&p->location))
@@ -91,7 +92,8 @@ static bool own_file(struct sim_physical *piece)
 /* Memory of the host takes none of a GPU's. */
 static CUresult take(const struct sim_physical *piece)
 {
-	return is_host(&piece->properties.location) ? CUDA_SUCCESS : pages_take(piece->gpu, piece->size);
+	return is_host(&piece->properties.location) ? CUDA_SUCCESS
+	                                            : pages_take(piece->gpu, piece->size);
 }
 
 static void give(const struct sim_physical *piece)
@@ -178,6 +180,11 @@ void physical_drop(struct sim_physical *piece)
 {
 	piece->mappings--;
 	release(piece);
+}
+
+bool physical_is_host(const struct sim_physical *piece)
+{
+	return is_host(&piece->properties.location);
 }
 
 uint64_t physical_handle_types(const struct sim_physical *piece)

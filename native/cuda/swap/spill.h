@@ -1,0 +1,31 @@
+/* Memory of the host in place of the GPU's, in a grant with `spill` (layout.h: ALIQUOT_HOST_SLICE).
+ *
+ * When the slice is full, allocations get memory of the host that is mapped on the GPU: kernels and copies reach it
+ * over the bus, and no page ever faults or moves. It is charged in the ledger of the host as the GPU's memory
+ * is in the slice's. What asks for it: memory.c for cuMemAlloc and its kin, with pieces (pieces.h).
+ */
+#ifndef ALIQUOT_SPILL_H
+#define ALIQUOT_SPILL_H
+
+#include "hooked.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Whether this process's grant has it. Precondition of all: the session is joined. */
+bool spill_is_on(void);
+
+/* Whether the host can give so much and keep what must stay free there. */
+bool spill_host_has(uint64_t bytes);
+
+/* What programs may still take of the host; and of how much. 0 without `spill`. */
+uint64_t spill_free_bytes(void);
+uint64_t spill_total_bytes(void);
+
+/* How to ask the driver for memory of the host that is near to the device. */
+CUmemAllocationProp spill_properties(CUdevice device);
+
+/* The driver answered a request for such memory: a refusal is out of memory to the program. */
+CUresult spill_answer(CUresult result);
+
+#endif
