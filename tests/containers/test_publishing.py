@@ -81,7 +81,7 @@ def test_a_name_is_published_once(cli: Cli, cdi: Path, state: Path) -> None:
     assert grant.slices[0].memory_bytes == 8 * GIB
 
 
-@pytest.mark.parametrize("name", ["a b", "-a", "a.", "a/b"])
+@pytest.mark.parametrize("name", ["a b", "-a", "a.", "a/b", "job.1.0.3", "shared"])
 def test_a_name_is_valid_for_a_grant_and_a_device(cli: Cli, name: str) -> None:
     done = cli("slice", "create", "--memory", "1GiB", f"--name={name}", *SHAPE)
     assert done.returncode == 2

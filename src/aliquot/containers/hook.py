@@ -92,7 +92,7 @@ def own_cgroup(pid: int) -> str | None:
 
 
 def _make(state: Path, request: Request, size: str, container: NewContainer) -> str:
-    short = re.sub(r"[^A-Za-z0-9._-]", "-", container.id, flags=re.ASCII)[:12]
+    short = re.sub(r"[^A-Za-z0-9_-]", "-", container.id, flags=re.ASCII)[:12]
     base = f"{size[:_LONGEST]}-{short}"
     for name in (base, *(f"{base}-{number}" for number in range(2, _NAMES + 1))):
         try:

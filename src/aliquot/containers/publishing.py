@@ -13,6 +13,7 @@ with an empty folder instead of a grant, and its programs without a GPU.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ KIND = "slice"
 HOME = Path("/var/lib/aliquot")
 
 _POLL_SECONDS = 0.02
+_OTHERS = re.compile(r".+\.\d+\.\d+\.\d+|(whole|shared|sliced)(-.*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +204,18 @@ def device_of(name: str) -> str:
 
 
 def check_device(name: str) -> None:
-    """InvalidValueError if a valid name of a grant is not valid for a CDI device."""
+    """InvalidValueError if a valid name of a grant is not valid for a CDI device, or is taken.
+
+    The pool and the node agent end grants with names of their kinds that they do not know.
+    """
     if not name[-1].isalnum():
         raise InvalidValueError(
-            f"{name!r} is not a valid name for a device",
-            "End it with a letter or digit.",
+            f"{name!r} is not a valid name for a device", "End it with a letter or digit."
+        )
+    if _OTHERS.fullmatch(name):
+        raise InvalidValueError(
+            f"{name!r} is not a valid name for a slice: workers of jobs and pods have such names",
+            "Choose a name without numbers between dots that begins with another word.",
         )
 
 
