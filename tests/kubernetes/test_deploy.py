@@ -236,6 +236,9 @@ def test_scheduler_and_controller_read_racks_and_blocks_from_the_same_labels(hel
         ("node.strength.models.T4=0", "exclusiveMinimum|greater than 0|got 0"),
         ("node.strength.nodes.n1=-2", "exclusiveMinimum|greater than 0|got -2"),
         ("node.strength.nodes.n1=fast", "want number"),
+        ("node.hostMemory=64GB", "pattern"),
+        ("node.parkAfter=soon", "pattern"),
+        ("node.swap=true", "node.swap needs node.hostMemory"),
         ("presets={aliquot,hami}", "value must be one of"),
         ("presets={tuya,nvidia}", "both use nvidia.com/gpu"),
         ("kubeScheduler.extenderTimeout=5", "pattern|want string"),
@@ -277,6 +280,21 @@ def test_agents_get_the_strengths_of_models_and_nodes(helm: None) -> None:
     (agent,) = (one for one in objects if one["kind"] == "DaemonSet")
     given = [one for one in container_of(agent)["args"] if "strength" in one]
     assert given == ["--model-strength=RTX 4070 Ti=70", "--node-strength=gpu-7=50"]
+
+
+def test_the_agents_pod_has_room_for_memory_that_leaves_gpus(helm: None) -> None:
+    more = ("node.swap=true", r"node.parkAfter=10m\,always")
+    objects = chart.objects(
+        chart.render("node.hostMemory=64Gi", "node.resources.limits.memory=1Gi", *more)
+    )
+    (agent,) = (one for one in objects if one["kind"] == "DaemonSet")
+    found = container_of(agent)
+    assert found["resources"]["requests"] == {"cpu": "100m", "memory": f"{192 + 64 * 1024}Mi"}
+    assert found["resources"]["limits"] == {"memory": f"{65 * 1024}Mi"}
+    wanted = {"--host-memory=64GiB", "--swap", "--park-after=10m,always"}
+    assert wanted <= set(found["args"])
+    with pytest.raises(chart.HelmError, match="write it in Mi or Gi"):
+        chart.render("node.hostMemory=64Gi", "node.resources.requests.memory=200M")
 
 
 def test_an_image_can_be_named_by_its_digest(helm: None) -> None:

@@ -20,6 +20,7 @@ from aliquot.kubernetes.api.requests import (
 )
 from aliquot.model import Amount, Policy, Priority
 from aliquot.model.errors import InvalidValueError
+from aliquot.model.parking_rule import NEVER, ParkingRule
 from kubernetes.builders import GIB, GPU_BYTES, container, make_pod, units
 
 
@@ -73,6 +74,31 @@ def test_compute_comes_from_the_annotation_if_no_resource_has_it() -> None:
     assert only({"memory": 4}, compute="25").compute == 25
     assert only({"memory": 4, "core": 30}, compute="25").compute == 30
     assert only({"memory": 4}, compute="equal").compute == 0
+
+
+def test_the_memory_of_a_slice_can_leave_its_gpu() -> None:
+    one = only({"memory": 4}, swap="true", **{"park-after": "10m,always"})
+    assert (one.swap, one.park_after) == (True, ParkingRule(600.0, always=True))
+    assert only({"memory": 4}).swap is None
+    assert only({"gpu": 1}, swap="false").swap is False
+    assert only({"gpu": 1}, **{"park-after": "never"}).park_after == NEVER
+
+
+@pytest.mark.parametrize(
+    ("asks_for", "notes", "why"),
+    [
+        ({"memory": 4}, {"swap": "yes"}, "annotation aliquot.io/swap is 'yes', which is invalid"),
+        ({"memory": 4}, {"swap": "true", "park-after": "soon"}, "aliquot.io/park-after is 'soon'"),
+        ({"memory": 4}, {"park-after": "10m"}, "park-after is 10 min, and aliquot.io/swap is not"),
+        ({"gpu": 1}, {"swap": "true"}, "swap is true, and container 'main' asks for whole GPUs"),
+        ({"sgpu": 1}, {"swap": "true"}, "swap is true, and container 'main' asks for shared GPUs"),
+        ({"memory": 4}, {"swap": "true", "gpus": "2"}, "container 'main' asks for slices of 2"),
+    ],
+)
+def test_memory_that_cannot_leave_is_refused(
+    asks_for: dict[str, Any], notes: dict[str, str], why: str
+) -> None:
+    assert why in str(refused(asks_for, **notes))
 
 
 def test_background_work_reserves_no_compute() -> None:

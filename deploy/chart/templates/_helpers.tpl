@@ -28,6 +28,33 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end -}}
 
+{{/* The agent's resources: with the host's memory for that which leaves GPUs. */}}
+{{- define "aliquot.nodeResources" -}}
+{{- $resources := deepCopy .Values.node.resources -}}
+{{- with .Values.node.hostMemory -}}
+{{- $more := trimSuffix "Gi" . | int | mul 1024 -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- $part := get $resources $kind | default dict -}}
+{{- if or (eq $kind "requests") (hasKey $part "memory") -}}
+{{- $has := include "aliquot.mebibytes" (list $kind (get $part "memory" | default "0Mi" | toString)) | int -}}
+{{- $_ := set $part "memory" (printf "%dMi" (add $has $more)) -}}
+{{- $_ := set $resources $kind $part -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $resources }}
+{{- end -}}
+
+{{/* An amount of memory in Mi: (list "requests" "192Mi"). */}}
+{{- define "aliquot.mebibytes" -}}
+{{- $text := index . 1 -}}
+{{- if regexMatch "^[0-9]+Gi$" $text -}}{{ trimSuffix "Gi" $text | int | mul 1024 }}
+{{- else if regexMatch "^[0-9]+Mi$" $text -}}{{ trimSuffix "Mi" $text }}
+{{- else -}}
+{{- fail (printf "node.resources.%s.memory is %s: with node.hostMemory write it in Mi or Gi" (index . 0) $text) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The resources of all chosen presets, one a line. */}}
 {{- define "aliquot.resources" -}}
 {{- $presets := .Files.Get "files/presets.yaml" | fromYaml -}}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aliquot.cli.on_cluster import Kubeconfig, needs_extra, split_names
 from aliquot.model import Cdi, Unjoined
 from aliquot.model.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from aliquot.kubernetes.node.grants.swap import NodeSwap
 
 EXAMPLES = (
     "aliquot node --node-name worker-1 --kubeconfig /etc/kubernetes/agent.conf",
@@ -139,6 +142,24 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             "pod. 0: report none.",
         ),
     ] = "1h",
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AMOUNT",
+            show_default="none",
+            help="Memory of the host for that of containers with the annotation aliquot.io/swap, "
+            "for example 64GiB. It belongs to no pod.",
+        ),
+    ] = None,
+    park_after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION[,always]|never",
+            show_default="never",
+            help="When that of containers without the annotation aliquot.io/park-after leaves "
+            "because they are idle.",
+        ),
+    ] = None,
     kubeconfig: Kubeconfig = None,
     host: Annotated[
         str, typer.Option(help="The address on which to serve metrics and probes.")
@@ -146,6 +167,15 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="The port on which to serve metrics and probes.")
     ] = 9440,
+    *,
+    swap: Annotated[
+        bool,
+        typer.Option(
+            "--swap",
+            help="Let the memory of containers leave their GPU also without the annotation, where "
+            "that is possible. Needs --host-memory.",
+        ),
+    ] = False,
 ) -> None:
     """Run the agent of a Kubernetes node: containers get its GPUs.
 
@@ -191,7 +221,26 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             models=tuple(map(parse_override, model_strength or ())),
         ),
         idle_seconds=parse_duration(idle_after),
+        swap=_node_swap(host_memory, park_after, swap=swap),
     )
     set_up_log()
     if asyncio.run(run_agent(options)):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _node_swap(host_memory: str | None, park_after: str | None, *, swap: bool) -> NodeSwap:
+    from aliquot.kubernetes.node.grants.swap import NodeSwap  # noqa: PLC0415 - needs the extra
+    from aliquot.model import parse_amount  # noqa: PLC0415
+    from aliquot.model.parking_rule import parse_parking_rule  # noqa: PLC0415
+    from aliquot.model.request import SwapDefault  # noqa: PLC0415
+
+    size = 0 if host_memory is None else parse_amount(host_memory).bytes
+    if size is None or (swap and not size):
+        raise InvalidValueError(
+            f"--host-memory {host_memory} is no amount of memory"
+            if size is None
+            else "--swap needs --host-memory",
+            "Give for example --host-memory 64GiB.",
+        )
+    rule = None if park_after is None else parse_parking_rule(park_after)
+    return NodeSwap(size, SwapDefault(swap, rule))

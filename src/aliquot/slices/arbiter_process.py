@@ -154,6 +154,7 @@ def restart(
     *,
     unjoined: Unjoined | None = None,
     linger: int | None = None,
+    host_bytes: int | None = None,
 ) -> int:
     """Replace the arbiter by one of this version; return the new one's pid.
 
@@ -172,7 +173,7 @@ def restart(
         unjoined = Unjoined(status.answer["unjoined"])
     if linger is None:
         linger = int(status.answer.get("linger_seconds", LINGER_SECONDS))
-    start(directory, driver, linger=linger, unjoined=unjoined)
+    start(directory, driver, linger=linger, unjoined=unjoined, host_bytes=host_bytes)
     return control.status(directory).pid
 
 
@@ -240,6 +241,7 @@ def start(
     *,
     linger: int = LINGER_SECONDS,
     unjoined: Unjoined | None = None,
+    host_bytes: int | None = None,
 ) -> None:
     """Start an arbiter and wait until one answers: this one, or another that was faster.
 
@@ -249,7 +251,12 @@ def start(
     settings = ArbiterSettings.of(directory)
     if settings.foreground and _returns(directory):
         return
-    wanted = replace(settings, unjoined=unjoined or settings.unjoined, foreground=False)
+    wanted = replace(
+        settings,
+        unjoined=unjoined or settings.unjoined,
+        host_bytes=settings.host_bytes if host_bytes is None else host_bytes,
+        foreground=False,
+    )
     if wanted != settings:
         settings = wanted
         settings.store(directory)

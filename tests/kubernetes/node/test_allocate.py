@@ -24,6 +24,7 @@ from aliquot.kubernetes.node.deviceplugin.matching.confirm import OwnerConfirmat
 from aliquot.kubernetes.node.deviceplugin.matching.guess import AllocateRefusedError, Matcher
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
+from aliquot.kubernetes.node.grants.swap import NodeSwap
 from aliquot.kubernetes.node.pods import NodePods
 from kubernetes.builders import container, make_pod
 
@@ -148,6 +149,7 @@ class Node:
             allocator=self.allocator,
             events=nothing,
             injection=nothing,
+            swap=NodeSwap(),
         )
 
 

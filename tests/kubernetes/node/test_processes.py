@@ -17,9 +17,10 @@ from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
 from aliquot.kubernetes.node.idle import IdleMonitor
+from aliquot.kubernetes.node.parked import ParkingMonitor
 from aliquot.kubernetes.node.pods import ContainerRef, NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
-from aliquot.model import ComputeUse, Grant, GrantState, Slice
+from aliquot.model import ComputeUse, Grant, GrantState, Parking, ParkingStep, Slice
 from aliquot.slices.arbiter_status import Status
 from kubernetes.builders import make_pod
 from kubernetes.node.builders import SGPU, make_grant, make_host_gpu
@@ -204,6 +205,28 @@ def test_a_container_is_reported_again_only_after_it_has_used_a_gpu(node: Node) 
     assert check(60.0) == 2
     idle = IdleMonitor(node.saved, node.pods, node.events, 0.0)
     assert check(1e6) == 2, "this one reports none"
+
+
+def test_each_parking_and_each_return_of_a_container_is_reported(node: Node) -> None:
+    monitor = ParkingMonitor(node.saved, node.pods, node.events)
+    uid = UIDS[0]
+    node.run(uid)
+    (name,) = node.saved.allocations.grants
+    (known,) = status_of(name).grants
+
+    def check(times: int, *, away: bool = True) -> list[str]:
+        step = ParkingStep.AWAY if away else ParkingStep.NONE
+        state = GrantState.PARKED if away else GrantState.ACTIVE
+        grant = replace(known, state=state, parking=Parking(600.0, step, times))
+        before = len(node.events.reasons)
+        monitor.check(replace(status_of(), grants=(grant,)))
+        return [reason for _, reason in node.events.reasons[before:]]
+
+    assert check(0, away=False) == []
+    assert (check(1), check(1)) == (["Parked"], [])
+    assert check(1, away=False) == ["Returned"]
+    assert check(2) == ["Parked"]
+    assert check(3) == ["Returned", "Parked"], "nobody looked while it was back"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ LABEL = f"{GROUP}/label"  # of this namespace; the three after it name labels, o
 WITH = f"{GROUP}/with"
 APART_FROM = f"{GROUP}/apart-from"
 ALONE = f"{GROUP}/alone"
+SWAP = f"{GROUP}/swap"  # its memory can leave its GPU
+PARK_AFTER = f"{GROUP}/park-after"  # and does when it is idle
 TOGETHER = f"{GROUP}/together"  # pods of one namespace with the same value hold GPUs together
 PLAN = f"{GROUP}/plan"
 # For gangs: labels or annotations on pods; DURATION is an annotation only. GATE is one of a pod's

@@ -30,6 +30,7 @@ from aliquot.model import (
     parse_share,
 )
 from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.parking_rule import parse_parking_rule
 from aliquot.model.strength import UNKNOWN, format_strength, parse_strength
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.model import Amount
+    from aliquot.model.parking_rule import ParkingRule
     from aliquot.placement.core.wishes import Wishes
 
 _SUFFIXES = {
@@ -49,6 +51,7 @@ _SUFFIXES = {
 }
 _POLICIES = f"one of {', '.join(Policy)}"
 _PRIORITIES = f"one of {', '.join(Priority)}"
+_PARKING = "a time as 10m or 2h, 10m,always or never"
 QUANTITIES = 1 << 12  # that are cached: most pods ask for the same amounts as others
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?)(?P<suffix>[A-Za-z]*)", re.ASCII)
 
@@ -72,6 +75,8 @@ class Settings:
     priority: Priority = Priority.NORMAL
     memory: Amount | None = None
     compute: int | None = None
+    swap: bool | None = None  # of new containers, as `park_after`
+    park_after: ParkingRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,8 @@ class ContainerRequest:
     `not_models`, and a GPU weaker than `min_strength` does not fit. `wishes` are about GPUs by UUID
     and about neighbours; if `alone`, no other container is on its GPUs. `units` are what the
     kubelet asks the agent for: resource and count. `init`: the container ends before the others
-    start, and they get its device ids again.
+    start, and they get its device ids again. `swap` and `park_after` as in `model.request`; None:
+    the pod does not say it.
     """
 
     container: str
@@ -102,6 +108,8 @@ class ContainerRequest:
     min_strength: float = 0.0
     wishes: Wishes | None = None
     alone: bool = False
+    swap: bool | None = None
+    park_after: ParkingRule | None = None
 
     def accepts(self, model: str) -> bool:
         """Whether it may use GPUs of this model."""
@@ -177,6 +185,8 @@ def settings_of(pod: Pod) -> Settings:
         priority=notes.read(names.PRIORITY, Priority, _PRIORITIES) or Priority.NORMAL,
         memory=notes.read(names.MEMORY, _memory, "an amount as 8GiB, 50%, or units of 256 MiB"),
         compute=notes.read(names.COMPUTE, parse_share, "1 to 100 percent, or equal"),
+        swap=notes.read(names.SWAP, _truth, '"true" or "false"'),
+        park_after=notes.read(names.PARK_AFTER, parse_parking_rule, _PARKING),
     )
     notes.check()
     return settings
@@ -264,7 +274,29 @@ def _request(
         min_strength=_min_strength(pod),
         wishes=wished.wishes,
         alone=wished.alone,
+        swap=_swap(asked, kind, gpus, settings),
+        park_after=settings.park_after,
     )
+
+
+def _swap(asked: _Asked, kind: Kind, gpus: int, settings: Settings) -> bool | None:
+    """What its annotation says; InvalidRequestError if the container cannot have that."""
+    if settings.park_after and not settings.swap:
+        raise InvalidRequestError(
+            "SwapNotPossible",
+            f"the annotation {names.PARK_AFTER} is {settings.park_after}, and {names.SWAP} is not"
+            " true: only with that can memory leave the GPU",
+            f'Add {names.SWAP}: "true", or remove {names.PARK_AFTER}.',
+        )
+    if settings.swap and (kind != "sliced" or gpus > 1):
+        has = f"slices of {gpus} GPUs" if kind == "sliced" else f"{kind} GPUs"
+        raise InvalidRequestError(
+            "SwapNotPossible",
+            f"the annotation {names.SWAP} is true, and {asked.where} asks for {has}: only the"
+            " memory of a slice of one GPU can leave it",
+            f"Ask for an amount of memory of one GPU, or remove {names.SWAP}.",
+        )
+    return settings.swap
 
 
 def _containers(pod: Pod) -> tuple[Container, ...]:
@@ -494,6 +526,12 @@ def _min_strength(pod: Pod) -> float:
             "Write a positive number, for example 100: an A100 has 100, a T4 about 26."
             " `kubectl describe gpunode` shows that of each GPU.",
         ) from error
+
+
+def _truth(text: str) -> bool:
+    if text not in {"true", "false"}:
+        raise ValueError(text)
+    return text == "true"
 
 
 def _memory(text: str) -> Amount:

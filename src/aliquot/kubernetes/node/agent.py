@@ -45,6 +45,7 @@ from aliquot.kubernetes.node.metrics import (
     CheckResult,
     node_pages,
 )
+from aliquot.kubernetes.node.parked import ParkingMonitor
 from aliquot.kubernetes.node.pods import NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
 from aliquot.kubernetes.node.publish import Publisher, status_of
@@ -130,6 +131,7 @@ class Agent:
             version=machine.inventory.driver_version,
             gpus=self._healthy_gpus,
             unjoined=options.unjoined,
+            host_bytes=options.swap.host_bytes or None,
         )
         self.arbiter = ArbiterGrants(options.state)
         self.resizer = Resizer(self.saved, self.pods, self.arbiter, self.events)
@@ -153,6 +155,7 @@ class Agent:
             events=self.events,
             gpus=lambda: self.gpus,
             injection=self.injection,
+            swap=options.swap,
             metrics=self.metrics,
         )
         self.releaser = Releaser(self.saved, self.pods, self.arbiter, self.device_plugins)
@@ -160,6 +163,7 @@ class Agent:
             self.saved, self.pods, self.events, self.device_plugins.set_pod
         )
         self.idle = IdleMonitor(self.saved, self.pods, self.events, options.idle_seconds)
+        self.parked = ParkingMonitor(self.saved, self.pods, self.events)
         self.health = HealthMonitor(
             machine, self.saved, self.pods, self.events, partial(probe_driver, options)
         )
@@ -240,6 +244,7 @@ class Agent:
                     self._note_used_memory(status)
                     self.processes.check(status)
                     self.idle.check(status)
+                    self.parked.check(status)
                     self.supervisor.check(status)
                     await self.processes.tell_cgroups(status, self.arbiter)
                     await self.releaser.end_orphans(status)

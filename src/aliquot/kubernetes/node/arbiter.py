@@ -8,10 +8,10 @@ all pods, where nobody ends it; the node's /sys/fs/cgroup must be writable for t
 finds the arbiter that answers, and replaces it if it is of another version. Programs keep running.
 
 The arbiter has loaded NVML, and knows the GPUs that were there then. The agent replaces it also if
-it uses another driver than the agent, has another policy for unjoined processes, or does not know
-one of the node's healthy GPUs. An agent that cannot use the driver itself replaces nothing: the
-next arbiter could not start. An arbiter that holds memory of suspended programs is replaced when
-they have it back: `postponed` says what it waits for.
+it uses another driver than the agent, has another policy for unjoined processes or another limit of
+the host's memory, or does not know one of the node's healthy GPUs. An agent that cannot use the
+driver itself replaces nothing: the next arbiter could not start. An arbiter that holds memory of
+suspended programs is replaced when they have it back: `postponed` says what it waits for.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ _log = structlog.get_logger(__name__)
 class ArbiterSupervisor:
     """Makes sure that an arbiter answers, with the agent's driver and policy, and all of `gpus`.
 
-    `driver` is None if no driver can be used; `version` is its version.
+    `driver` is None if no driver can be used; `version` is its version. `host_bytes`: what it takes
+    of the host's memory at most, for memory that leaves GPUs; None: as it chooses.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it makes sure of
         self,
         directory: Path,
         driver: Driver | None,
@@ -59,12 +60,14 @@ class ArbiterSupervisor:
         version: str = "",
         gpus: Callable[[], frozenset[str]] = frozenset,
         unjoined: Unjoined = Unjoined.REPORT,
+        host_bytes: int | None = None,
     ) -> None:
         self._directory = directory
         self._driver = driver
         self._version = version
         self._gpus = gpus
         self._unjoined = unjoined
+        self._host_bytes = host_bytes
         self._outdated = asyncio.Event()
         self._replaced_at = -REPLACE_SECONDS
         self._tried: frozenset[str] = frozenset()  # GPUs that the last one did not know either
@@ -112,6 +115,7 @@ class ArbiterSupervisor:
                 self._driver,
                 linger=0,
                 unjoined=self._unjoined,
+                host_bytes=self._host_bytes,
             )
             self.starts += 1
             _log.info("started the arbiter", directory=str(self._directory))
@@ -124,7 +128,11 @@ class ArbiterSupervisor:
         self._replaced_at = time.monotonic()
         try:
             await asyncio.to_thread(
-                arbiter_process.restart, self._directory, driver, unjoined=self._unjoined
+                arbiter_process.restart,
+                self._directory,
+                driver,
+                unjoined=self._unjoined,
+                host_bytes=self._host_bytes,
             )
         except HeldMemoryError as error:
             self._tried = tried
@@ -146,6 +154,9 @@ class ArbiterSupervisor:
             return f"it uses driver {status.driver_version}, and the node has {self._version}"
         if (policy := status.answer.get("unjoined")) != self._unjoined:
             return f"its policy for unjoined processes is {policy}, not {self._unjoined}"
+        limit = status.answer.get("host_memory_bytes")
+        if self._host_bytes is not None and limit != self._host_bytes:
+            return f"it may take {limit} bytes of the host's memory, not {self._host_bytes}"
         if unknown := self._unknown_gpus(status) - self._tried:
             return f"it does not know {', '.join(sorted(unknown))}"
         return ""

@@ -35,6 +35,7 @@ from aliquot.devices import (
 from aliquot.devices.device_location import read_locations
 from aliquot.devices.installed import read_installed
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
+from aliquot.kubernetes.node.grants.swap import NodeSwap
 from aliquot.model import Cdi, Unjoined
 from aliquot.model.errors import DriverError, NoGpuError
 from aliquot.model.strength import StrengthOverrides
@@ -73,7 +74,7 @@ class NodeOptions:
     `compat` is the node's folder with a newer CUDA library, for containers newer than its driver.
     `cdi_dir` is a folder in which the runtime looks for CDI specs. `strengths` are given to
     GPUs instead of the known or reported ones. Containers that use no GPU for `idle_seconds` are
-    reported; 0: none are.
+    reported; 0: none are. `swap`: for memory that leaves GPUs.
     """
 
     node: str
@@ -94,6 +95,7 @@ class NodeOptions:
     port: int = 9440
     strengths: StrengthOverrides = field(default_factory=StrengthOverrides)
     idle_seconds: float = 3600.0
+    swap: NodeSwap = field(default_factory=NodeSwap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,15 @@ from aliquot.kubernetes.node.deviceplugin.matching.guess import (
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
 from aliquot.kubernetes.node.grants.placement import allocated_on, choose, planned_gpus
+from aliquot.kubernetes.node.grants.swap import (
+    CannotSwapError,
+    asked_swap,
+    copier_bytes,
+    describe,
+)
 from aliquot.kubernetes.node.pods import PodContainer
 from aliquot.model.errors import NoCapacityError
+from aliquot.model.request import SwapDefault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,8 +52,10 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.injection import Injection
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
     from aliquot.kubernetes.node.grants.resize import Resizer
+    from aliquot.kubernetes.node.grants.swap import NodeSwap
     from aliquot.kubernetes.node.pods import GpuPod, NodeEvents, NodePods
     from aliquot.model import Gpu
+    from aliquot.model.parking_rule import ParkingRule
 
 RECENT_SECONDS = 3.0
 WHO_HAS_WHAT = "See which pods have the GPUs: kubectl get gpunodes -o yaml"
@@ -314,6 +323,7 @@ class Starter:
     allocator: Allocator
     events: NodeEvents
     injection: Injection
+    swap: NodeSwap
 
     async def start(self, resource: str, ids: Iterable[str]) -> None:
         """Make the grant of the container that has these ids."""
@@ -341,7 +351,31 @@ class Starter:
         self.injection.prepare(grant)
         for other in self.saved.allocations.never_together(grant):
             await self.arbiter.end(other.name)
-        await self.arbiter.make(grant, pod.together if pod else None)
+        grant, parking = await self._with_swap(pod, grant)
+        await self.arbiter.make(grant, pod.together if pod else None, parking)
+
+    async def _with_swap(
+        self, pod: GpuPod | None, grant: ContainerGrant
+    ) -> tuple[ContainerGrant, ParkingRule | None]:
+        """The grant as its container's memory can leave the GPU, and when it does by itself."""
+        request = pod.request(grant.owner.container) if pod else None
+        asked = SwapDefault() if request is None else asked_swap(request, self.swap.default)
+        if pod is None or not asked.swap or grant.copier:
+            return grant, asked.park_after
+        status = await self.arbiter.status()
+        if any(one.name == grant.name for one in status.grants):
+            return grant, None  # it stays as it was made
+        try:
+            lacks = copier_bytes(grant, status, self.swap.host_bytes)
+        except CannotSwapError as error:
+            said = f"{describe(asked.park_after)} of container {grant.owner.container!r}"
+            text = f"{said} has no effect, and its memory stays on the GPU: {error}"
+            self.events.pod_event(pod, "SwapNotPossible", text)
+            return grant, None
+        grant = msgspec.structs.replace(grant, copier=lacks)
+        with self.saved.changing() as allocations:
+            allocations.change(grant)
+        return grant, asked.park_after
 
     def _find(self, resource: str, ids: tuple[str, ...]) -> ContainerGrant | None:
         """The container's grant; None if the call for another of its resources makes it."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.injection import Injection
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
     from aliquot.kubernetes.node.grants.resize import Resizer
+    from aliquot.kubernetes.node.grants.swap import NodeSwap
     from aliquot.kubernetes.node.metrics import CallMetrics
     from aliquot.kubernetes.node.pods import ContainerRef, NodeEvents, NodePods
     from aliquot.model import Gpu
@@ -51,6 +52,7 @@ class DevicePlugins:
         events: NodeEvents,
         gpus: Callable[[], Mapping[str, Gpu]],
         injection: Injection,
+        swap: NodeSwap,
         metrics: CallMetrics,
     ) -> None:
         self.ids = DeviceIds(saved.allocations, resources_of(presets))
@@ -80,6 +82,7 @@ class DevicePlugins:
             self._allocator,
             events,
             injection,
+            swap,
         )
         self._injection = injection
         self._metrics = metrics

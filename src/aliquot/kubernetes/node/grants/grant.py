@@ -42,6 +42,8 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     container. `merged`: an init container with exactly the same ids has this grant too. `cdi`: the
     container was told CDI devices, and not mounts. `minors` are the numbers of its GPUs' device
     nodes when it was made, sorted; None: an older agent made it, which did not record them.
+    `copier` are bytes of its memory that its slice lacks so that its memory can leave the GPU
+    (`swap`); 0: it cannot.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     confirmed: bool = False
     cdi: bool = False
     minors: tuple[int, ...] | None = None
+    copier: int = 0
 
     def has(self, resource: str, ids: tuple[str, ...]) -> bool:
         """Whether it was given for exactly these ids, which are sorted."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant, SliceSettings
     from aliquot.kubernetes.node.pods import NodePods
+    from aliquot.model.parking_rule import ParkingRule
     from aliquot.slices.arbiter_status import Status
 
 ANSWER_SECONDS = 15.0
@@ -67,15 +68,17 @@ class ArbiterGrants:
         """The arbiter's status; NoArbiterError if none answers."""
         return await asyncio.to_thread(control.status, self.directory)
 
-    async def make(self, grant: ContainerGrant, together: str | None) -> None:
+    async def make(
+        self, grant: ContainerGrant, together: str | None, parking: ParkingRule | None = None
+    ) -> None:
         """Make sure that the grant exists, with its current settings.
 
-        `together` counts only for a new grant.
+        `together` and `parking` count only for a new grant.
         """
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             try:
-                await self._ask(lambda: self._make(grant, together))
+                await self._ask(lambda: self._make(grant, together, parking))
             except NameInUseError:
                 if await self._is_kept(grant.name):
                     await self.change(grant, grant.current)
@@ -89,14 +92,23 @@ class ArbiterGrants:
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _make(self, grant: ContainerGrant, together: str | None) -> None:
-        slices = slices_of(grant)
-        control.make(self.directory, grant.name, slices, kept=True, together=together)
+    def _make(
+        self, grant: ContainerGrant, together: str | None, parking: ParkingRule | None
+    ) -> None:
+        control.make(
+            self.directory,
+            grant.name,
+            slices_of(grant),
+            kept=True,
+            together=together,
+            swap=grant.copier > 0,
+            park_after=parking,
+        )
 
     async def change(self, grant: ContainerGrant, to: SliceSettings) -> None:
         """Change an existing grant: all of it, or nothing."""
         changes = [
-            SliceChange(part.gpu, size, to.compute, to.policy, to.priority)
+            SliceChange(part.gpu, size - grant.copier, to.compute, to.policy, to.priority)
             for part, size in zip(grant.allocated, to.memory, strict=True)
         ]
         await self._ask(lambda: control.resize(self.directory, grant.name, changes))
@@ -128,7 +140,7 @@ def slices_of(grant: ContainerGrant) -> list[Slice]:
     """The slices that the arbiter makes for a grant."""
     now = grant.current
     return [
-        Slice(part.gpu, size, now.compute, now.policy, now.priority)
+        Slice(part.gpu, size - grant.copier, now.compute, now.policy, now.priority)
         for part, size in zip(grant.allocated, now.memory, strict=True)
     ]
 

@@ -58,7 +58,19 @@ def wanted_settings(
     memory = grant.requested.memory
     if annotated.memory is not None:
         memory = tuple(annotated.memory.of(gpus[part.gpu].memory) for part in grant.allocated)
+        _check_copier(grant, min(memory))
     return SliceSettings(memory, compute, annotated.policy, annotated.priority)
+
+
+def _check_copier(grant: ContainerGrant, size: int) -> None:
+    """Raise InvalidRequestError if nothing is left of a slice whose memory can leave its GPU."""
+    if grant.copier and size < 2 * grant.copier:
+        raise InvalidRequestError(
+            "InvalidAnnotation",
+            f"the annotation {names.MEMORY} gives {_name(grant)} {format_bytes(size)}, of which"
+            f" {format_bytes(grant.copier)} are for copying its memory ({names.SWAP})",
+            f"Write {format_bytes(2 * grant.copier)} or more.",
+        )
 
 
 def resized(grant: ContainerGrant, to: SliceSettings) -> ContainerGrant:
