@@ -14,10 +14,6 @@
 
 #define PITCH_GRANULE 512u
 #define MANAGED_GRANULE (UINT64_C(64) << 10)
-/* In a grant with `spill`: what a large allocation leaves of the slice for small ones, and a small one for the
- * shadows (swap/swappable.h) of those on the host. */
-#define LARGE_LEAVES (UINT64_C(16) << 20)
-#define SMALL_LEAVES (UINT64_C(8) << 20)
 
 /* By size of pointers: as programs of CUDA 3.1 call it, and as all others do. */
 #define ALLOCATE(name, symbol, address, size)                                                      \
@@ -44,7 +40,8 @@ ALLOCATE(CUresult hook_alloc_v1, cuMemAlloc, CUdeviceptr_v1, unsigned)
 static bool fits_slice(uint64_t bytes)
 {
 	uint32_t slice = session_slice_of_current_context();
-	uint64_t wanted = allocation_cost(bytes) + (bytes > PAGE_LARGEST ? LARGE_LEAVES : SMALL_LEAVES);
+	uint64_t wanted = allocation_cost(bytes) +
+	                  (bytes > PAGE_LARGEST ? SPILL_LARGE_LEAVES : SPILL_SMALL_LEAVES);
 	if (slice == SESSION_NO_SLICE || session_free_bytes(slice) >= wanted)
 		return true;
 	if (wanted < bytes || !pools_charge(slice, wanted))

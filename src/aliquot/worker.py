@@ -10,6 +10,8 @@
             worker.ready()           # then end: the job starts again at the new size
             sys.exit()
 
+In a slice with `--spill`, `worker.prefer(tensor)` has a tensor on the GPU rather than on the host.
+
 A program need not use this module: without it, it gets SIGTERM, a grace period, and a restart.
 Outside a job every function works, as for one worker and no notice.
 
@@ -33,6 +35,7 @@ only the standard library.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import tempfile
@@ -52,8 +55,19 @@ if TYPE_CHECKING:
 FOLDER = "ALIQUOT_WORKER"
 NOTICES, MESSAGE = "ALIQUOT_NOTICES", "ALIQUOT_MESSAGE"
 POLL_SECONDS = 0.2
+_CUDA = 12000  # the version that asks the driver
 
-__all__ = ["Notice", "generation", "notice", "on_notice", "rank", "ready", "report", "size"]
+__all__ = [
+    "Notice",
+    "generation",
+    "notice",
+    "on_notice",
+    "prefer",
+    "rank",
+    "ready",
+    "report",
+    "size",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,45 @@ def report(*, step: int, samples_per_second: float | None = None) -> None:
     content = {"step": step, "samples_per_second": samples_per_second, "size": size()}
     _write("report", {**content, "at": time.time()})
     _add_to_message("report", content)
+
+
+def prefer(memory: object) -> bool:
+    """Have memory on the GPU that is on the host (`--spill`); whether it is there now.
+
+    `memory` is an array or tensor of PyTorch, CuPy or JAX, or an address. All of the allocation
+    that it lies in moves, if the slice has room, and keeps its address. False: there is no room,
+    or the allocation is one of at most 1 MiB. No other thread may use it meanwhile.
+    """
+    address = _address(memory)
+    function = _driver_function(b"aliquotPrefer")
+    if address is None or function is None:
+        return address is not None  # nothing is on the host without Aliquot
+    return bool(function(ctypes.c_uint64(address)) == 0)
+
+
+def _address(memory: Any) -> int | None:
+    """Where an array begins on the GPU; None: it is none."""
+    if isinstance(memory, int):
+        return memory
+    with contextlib.suppress(Exception):  # whatever such an object does when it is asked
+        for method in ("data_ptr", "unsafe_buffer_pointer"):
+            if hasattr(memory, method):
+                return int(getattr(memory, method)())
+        return int(memory.__cuda_array_interface__["data"][0])
+    return None
+
+
+def _driver_function(name: bytes) -> Any:
+    """A function that the driver's library has by that name; None: it has none."""
+    found = ctypes.c_void_p()
+    try:
+        ask = ctypes.CDLL("libcuda.so.1").cuGetProcAddress_v2
+    except (OSError, AttributeError):
+        return None
+    code = ask(name, ctypes.byref(found), _CUDA, ctypes.c_uint64(0), None)
+    if code or found.value is None:
+        return None
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(found.value)
 
 
 def _watch(callback: Callable[[Notice], object]) -> None:

@@ -213,6 +213,36 @@ def test_what_is_granted_outlives_the_arbiter(
     wait_until(lambda: on_host(machine, grant) == (0, []))
 
 
+def test_memory_that_is_preferred_moves_to_the_gpu(machine: Machine, grant: Grant) -> None:
+    """At the same address, with the same bytes and answers, once the slice has room."""
+    tenant = machine.tenant(grant).start()
+    filling, pointer = tenant.ok("alloc", FILLING), tenant.ok("alloc", 64 * MIB)
+    tenant.does("fill", pointer, 7, 64 * MIB)
+    tenant.does("fill", pointer + 64 * MIB - 8, 9, 8)
+    asked = [*range(1, 5), *range(6, 10), *range(11, 22)]  # but IPC handles, which it has then
+    before = tenant("attributes_of", pointer + 5, asked)
+    assert tenant("prefer", pointer) == [False]
+    assert on_host(machine, grant)[0] == 64 * MIB
+    tenant.does("free", filling)
+    free = grant.counted()
+    assert tenant("prefer", pointer + 5) == [True]
+    assert (grant.counted() - free, grant.counted(HOST)) == (64 * MIB, 0)
+    assert tenant("read", pointer + 64 * MIB - 12, 12) == [0, *[7] * 4, *[9] * 8]
+    assert tenant("attributes_of", pointer + 5, asked) == before
+    assert tenant("prefer", pointer) == [True]
+    tenant.does("free", pointer)
+    assert (grant.counted(), grant.counted(HOST)) == (free - 2 * MIB, 0)
+
+
+def test_small_allocations_on_the_host_stay_there(grant: Grant, tenant: Tenant) -> None:
+    pointers = [tenant.ok("alloc", MIB) for _ in range(16)]
+    there = grant.counted(HOST)
+    assert there
+    assert tenant("prefer", pointers[-1]) == [False]
+    assert tenant("prefer", pointers[0]) == [True], "it was never on the host"
+    assert grant.counted(HOST) == there
+
+
 def test_memory_on_the_host_has_no_ipc_handles(tenant: Tenant) -> None:
     assert tenant("ipc_handle", tenant.ok("alloc", 64 * MIB))[0] == 801
 

@@ -105,3 +105,14 @@ def test_the_module_needs_only_the_standard_library() -> None:
     code = "import sys, aliquot.worker; print([m for m in sys.modules if m.startswith('aliquot.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['aliquot.worker']"
+
+
+def test_outside_a_slice_nothing_is_on_the_host() -> None:
+    class Tensor:
+        @staticmethod
+        def data_ptr() -> int:
+            return 1 << 30
+
+    assert worker.prefer(1 << 30)
+    assert worker.prefer(Tensor())
+    assert not worker.prefer("no memory")

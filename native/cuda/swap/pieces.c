@@ -211,27 +211,49 @@ static CUmemAllocationProp properties_of(const struct piece *piece)
 	};
 }
 
-CUresult piece_map(struct piece *piece)
+/* Map memory at the piece's addresses. After an error nothing has changed. */
+static CUresult map_memory(const struct piece *piece, CUmemGenericAllocationHandle handle)
 {
-	CUmemAllocationProp properties = properties_of(piece);
 	CUmemAccessDesc access = {
 		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = piece->device},
 		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 	};
+	CUresult result = REAL(cuMemMap)(piece->address, piece->bytes, 0, handle, 0);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = REAL(cuMemSetAccess)(piece->address, piece->bytes, &access, 1);
+	if (result != CUDA_SUCCESS)
+		REAL(cuMemUnmap)(piece->address, piece->bytes);
+	return result;
+}
+
+CUresult piece_map(struct piece *piece)
+{
+	CUmemAllocationProp properties = properties_of(piece);
 	CUmemGenericAllocationHandle handle;
 	CUresult result = REAL(cuMemCreate)(&handle, piece->bytes, &properties, 0);
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = REAL(cuMemMap)(piece->address, piece->bytes, 0, handle, 0);
-	if (result == CUDA_SUCCESS) {
-		result = REAL(cuMemSetAccess)(piece->address, piece->bytes, &access, 1);
-		if (result != CUDA_SUCCESS)
-			REAL(cuMemUnmap)(piece->address, piece->bytes);
-	}
+	result = map_memory(piece, handle);
 	if (result == CUDA_SUCCESS)
 		piece->handle = handle;
 	else
 		REAL(cuMemRelease)(handle);
+	return result;
+}
+
+CUresult piece_take_memory(struct piece *piece, struct piece *from)
+{
+	CUresult result = REAL(cuMemUnmap)(from->address, from->bytes);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = REAL(cuMemUnmap)(piece->address, piece->bytes);
+	if (result == CUDA_SUCCESS && (result = map_memory(piece, from->handle)) != CUDA_SUCCESS)
+		map_memory(piece, piece->handle);
+	REAL(cuMemRelease)(result == CUDA_SUCCESS ? piece->handle : from->handle);
+	if (result == CUDA_SUCCESS)
+		piece->handle = from->handle;
+	from->handle = 0;
 	return result;
 }
 

@@ -46,6 +46,9 @@ void piece_end(struct piece *piece);
 /* The driver's calls for a piece's memory. After an error nothing has changed. */
 CUresult piece_map(struct piece *piece);
 CUresult piece_unmap(struct piece *piece);
+/* Give a piece the memory of another of the same size in place of its own. The other has none after it, whatever
+ * the answer. */
+CUresult piece_take_memory(struct piece *piece, struct piece *from);
 /* A descriptor of its memory. No program that this one starts has it: the memory would stay on the GPU with it. */
 CUresult piece_export(const struct piece *piece, int *descriptor);
 

@@ -12,6 +12,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What a large allocation leaves of the slice for small ones, and a small one for the shadows (swappable.h) of those
+ * on the host. */
+#define SPILL_LARGE_LEAVES (UINT64_C(16) << 20)
+#define SPILL_SMALL_LEAVES (UINT64_C(8) << 20)
+
 /* Whether this process's grant has it. Precondition of all: the session is joined. */
 bool spill_is_on(void);
 
