@@ -61,14 +61,15 @@ bool allocation_charge(const struct allocation_request *request)
 }
 
 /* Count the allocation out of its page, if it shares one; returns the bytes to give back to the
- * slice. */
-static uint64_t count_out(const struct allocation *allocation)
+ * slice, and their mark. */
+static uint64_t count_out(const struct allocation *allocation, uint64_t *mark)
 {
+	*mark = allocation->mark;
 	switch (allocation->kind) {
 	case ALLOCATION_POOLED:
 		return 0;
 	case ALLOCATION_SHARED_PAGE:
-		return page_count_out(allocation->key) ? PAGE_BYTES : 0;
+		return page_count_out(allocation->key, mark) ? PAGE_BYTES : 0;
 	case ALLOCATION_SMALL_ARRAY:
 		return page_empty(allocation->slice, allocation->bytes) ? PAGE_BYTES : 0;
 	default:
@@ -78,7 +79,8 @@ static uint64_t count_out(const struct allocation *allocation)
 
 static void release(const struct allocation *allocation)
 {
-	exported_release(allocation->mark, allocation->slice, count_out(allocation));
+	uint64_t mark, bytes = count_out(allocation, &mark);
+	exported_release(mark, allocation->slice, bytes);
 	if (allocation->kind == ALLOCATION_MANAGED)
 		session_count_managed(allocation->slice, -(int64_t)allocation->bytes);
 }
@@ -134,7 +136,9 @@ bool allocation_exported(CUdeviceptr base, int descriptor)
 {
 	allocation_map_lock(&allocated_pointers);
 	struct allocation *allocation = allocation_map_find(&allocated_pointers, base);
-	if (allocation)
+	if (allocation && allocation->kind == ALLOCATION_SHARED_PAGE)
+		page_exported(base, descriptor);
+	else if (allocation)
 		allocation->mark = exported_descriptor(allocation->mark, descriptor);
 	allocation_map_unlock(&allocated_pointers);
 	return allocation != NULL;
@@ -188,10 +192,11 @@ static void count_all_out(struct allocation_map *map, struct context_sums *sums)
 		const struct allocation *allocation = allocation_map_at(map, place);
 		if (!allocation)
 			continue;
-		if (allocation->mark == EXPORTED_NOT)
-			sums->bytes[allocation->slice] += count_out(allocation);
+		uint64_t mark, bytes = count_out(allocation, &mark);
+		if (mark == EXPORTED_NOT)
+			sums->bytes[allocation->slice] += bytes;
 		else
-			exported_release(allocation->mark, allocation->slice, count_out(allocation));
+			exported_release(mark, allocation->slice, bytes);
 		if (allocation->kind == ALLOCATION_MANAGED)
 			sums->managed[allocation->slice] += allocation->bytes;
 	}

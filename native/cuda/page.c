@@ -1,11 +1,13 @@
 #include "page.h"
 
 #include "aliquot/layout.h"
+#include "exported.h"
 #include "map.h"
 
 struct shared_page {
 	uint64_t key;
 	uint64_t allocations;
+	uint64_t mark;
 };
 
 MAP_OF(page_map, struct shared_page)
@@ -33,15 +35,27 @@ bool page_count_in(uint64_t address)
 	return is_first;
 }
 
-bool page_count_out(uint64_t address)
+bool page_count_out(uint64_t address, uint64_t *mark)
 {
+	*mark = EXPORTED_NOT;
 	aliquot_lock(&lock);
 	struct shared_page *page = page_map_find(&pages, key_of(address));
 	bool is_last = page && --page->allocations == 0;
-	if (is_last)
+	if (is_last) {
+		*mark = page->mark;
 		page_map_remove(&pages, page);
+	}
 	aliquot_unlock(&lock);
 	return is_last;
+}
+
+void page_exported(uint64_t address, int descriptor)
+{
+	aliquot_lock(&lock);
+	struct shared_page *page = page_map_find(&pages, key_of(address));
+	if (page)
+		page->mark = exported_descriptor(page->mark, descriptor);
+	aliquot_unlock(&lock);
 }
 
 /* By slice: the bytes of small arrays, and the pages charged for them. */

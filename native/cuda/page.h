@@ -14,8 +14,10 @@
 
 /* Count the allocation at `address` into its page; true: it is the first there. */
 bool page_count_in(uint64_t address);
-/* Count it out; true: it was the last. */
-bool page_count_out(uint64_t address);
+/* Count it out; true: it was the last, and `mark` is the page's (exported.h). */
+bool page_count_out(uint64_t address, uint64_t *mark);
+/* A descriptor of the page was made, which holds all of it. */
+void page_exported(uint64_t address, int descriptor);
 
 /* The same for small arrays, which have no address: they fill one page after the other (seen on a
  * GPU). page_fill: true if these bytes need one more page. page_empty: true if without them one

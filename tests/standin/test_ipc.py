@@ -6,6 +6,11 @@ stand-in makes them.
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
+from pathlib import Path
+
 import pytest
 
 from standin.machine import GIB, MIB, Grant, Machine, Tenant
@@ -13,6 +18,8 @@ from support import wait_until
 
 LIMIT = 2 * GIB
 PIECE = 64 * MIB
+NOBODY = 65534
+WORDS = struct.Struct("7Q")  # of a handle: what it is, socket, key, piece, its bytes, offset, user
 INVALID_VALUE, INVALID_CONTEXT = 1, 201
 IPC_CAPABLE = 10  # an attribute of pointers
 
@@ -179,3 +186,86 @@ def test_shared_memory_is_fixed(machine: Machine, swappable: Grant) -> None:
     assert fixed() - before == PIECE
     tenant.does("free", pointer)
     assert fixed() == before
+
+
+# --- who asks, and who answers
+
+
+def address_of(handle: str) -> str:
+    """The socket that a handle names."""
+    _, name, *_ = WORDS.unpack_from(bytes.fromhex(handle))
+    return f"\0aliquot-ipc-{name:016x}"
+
+
+def ask(handle: str, *, offset: int | None = None) -> list[int]:
+    """Ask for the memory of a handle as a program may do by itself; the descriptors."""
+    magic, _, key, piece, _, right, _ = WORDS.unpack_from(bytes.fromhex(handle))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        asking.connect(address_of(handle))
+        asking.send(struct.pack("4Q", magic, key, piece, right if offset is None else offset))
+        _, descriptors, _, _ = socket.recv_fds(asking, 8, 1)
+        return descriptors
+
+
+@pytest.mark.parametrize("lie", ["none", "inside", "far away", "another"])
+def test_memory_stays_charged_while_whoever_asked_has_a_descriptor(
+    machine: Machine, swappable: Grant, lie: str
+) -> None:
+    tenant = start(machine, swappable)
+    pointer, other = tenant.ok("alloc", PIECE), tenant.ok("alloc", PIECE)
+    offsets = {"inside": 4096, "far away": 1 << 40, "another": (other - pointer) % (1 << 64)}
+    before = swappable.counted()
+    got = ask(handle_of(tenant, pointer), offset=offsets.get(lie))
+    assert bool(got) == (lie == "none")
+    tenant.does("free", pointer)
+    assert before - swappable.counted() == (0 if got else PIECE)
+    for descriptor in got:
+        os.close(descriptor)
+
+
+def test_a_page_of_small_memory_stays_charged_while_a_descriptor_of_it_is_open(
+    machine: Machine, swappable: Grant
+) -> None:
+    tenant = machine.tenant(swappable).start()
+    first, last = tenant.ok("alloc", 4096), tenant.ok("alloc", 4096)
+    before = swappable.counted()
+    (descriptor,) = ask(handle_of(tenant, first))
+    tenant.does("free", first)
+    tenant.does("free", last)
+    shadows = 2 * MIB  # the page of what the driver made for both (swappable.h)
+    assert before - swappable.counted() == shadows
+    os.close(descriptor)
+
+    def is_settled() -> bool:
+        tenant.does("synchronize")
+        return before - swappable.counted() == shadows + 2 * MIB
+
+    wait_until(is_settled)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to be another user")
+def test_memory_of_another_user_in_place_of_a_dead_process_is_refused(
+    machine: Machine, swappable: Grant, short_tmp: Path
+) -> None:
+    """Whoever reads the names of sockets could take one that is free again."""
+    giver, taker, thief = (start(machine, swappable) for _ in range(3))
+    handle = handle_of(giver, giver.ok("alloc", PIECE))
+    giver.kill()
+    descriptor = thief.ok("export_physical", thief.ok("create_shareable", PIECE))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as into:
+        into.bind(str(short_tmp / "socket"))
+        thief.does("send_descriptor", str(short_tmp / "socket"), descriptor)
+        _, (trap,), _, _ = socket.recv_fds(into, 1, 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        os.seteuid(NOBODY)
+        try:
+            listener.bind(address_of(handle))
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        taker.tell("open_ipc", handle)
+        with listener.accept()[0] as asked:
+            if asked.recv(64):
+                socket.send_fds(asked, [struct.pack("Q", 1)], [trap])
+        assert taker.answer()[0] == INVALID_VALUE
+    os.close(trap)

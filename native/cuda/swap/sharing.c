@@ -8,6 +8,9 @@
  * Who may ask: processes of the same user, and root, that know the key, which only handles have. A new piece
  * at the same address has another key, so a handle of freed memory opens nothing.
  *
+ * Who may answer: the user that the handle says, or the own one. When a process has ended, anybody can take
+ * the name of its socket, and would give memory of his own.
+ *
  * How it is charged: exported.h.
  */
 #define _GNU_SOURCE
@@ -46,6 +49,7 @@ struct handle {
 	uint64_t piece; /* its address there */
 	uint64_t piece_bytes;
 	uint64_t offset; /* of the allocation in the piece */
+	uint64_t user;   /* whose socket it is */
 };
 
 struct question {
@@ -68,6 +72,7 @@ struct sharing {
 	struct aliquot_lock lock;
 	_Atomic uint64_t name; /* of our socket; 0: this process does not listen */
 	int listener;
+	uid_t user; /* when it began to listen: so the kernel says to those who connect */
 	struct opened *opened;
 	_Atomic bool is_exporting, is_ending;
 };
@@ -105,14 +110,30 @@ static void set_patience(int fd, long milliseconds)
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
 }
 
+/* The user at the other end; false: the kernel does not say. */
+static bool read_user(int fd, uid_t *user)
+{
+	struct ucred peer = {0};
+	socklen_t size = sizeof(peer);
+	bool is_known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+	*user = peer.uid;
+	return is_known;
+}
+
 /* --- the process that has the memory -------------------------------------------------------------- */
 
 static bool may_ask(int fd)
 {
-	struct ucred peer = {0};
-	socklen_t size = sizeof(peer);
-	return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-	       (peer.uid == geteuid() || peer.uid == 0);
+	uid_t user;
+	return read_user(fd, &user) && (user == geteuid() || user == 0);
+}
+
+/* Whether an allocation begins there in the piece: it stays charged while the descriptor is open. */
+static bool is_allocation(const struct question *question)
+{
+	CUdeviceptr base = question->piece + question->offset;
+	struct place view;
+	return places_find(base, &view) && view.base == base && view.piece == question->piece;
 }
 
 /* A descriptor of the piece, or -1. At exit() the driver is not called any more. */
@@ -120,9 +141,12 @@ static int export(struct sharing *self, const struct question *question)
 {
 	int descriptor = -1;
 	atomic_store(&self->is_exporting, true);
-	if (!atomic_load(&self->is_ending) &&
-	    places_export(question->piece, question->key, &descriptor) == CUDA_SUCCESS)
-		allocation_exported(question->piece + question->offset, descriptor);
+	if (!atomic_load(&self->is_ending) && is_allocation(question) &&
+	    places_export(question->piece, question->key, &descriptor) == CUDA_SUCCESS &&
+	    !allocation_exported(question->piece + question->offset, descriptor)) {
+		close(descriptor); /* it was freed meanwhile, and is not charged any more */
+		descriptor = -1;
+	}
 	atomic_store(&self->is_exporting, false);
 	return descriptor;
 }
@@ -188,6 +212,7 @@ static bool listen_now(struct sharing *self)
 	if (fd < 0)
 		return false;
 	self->listener = fd;
+	self->user = geteuid();
 	self->name = name;
 	if (bind(fd, (struct sockaddr *)&address, socket_address(name, &address)) == 0 &&
 	    listen(fd, SOMAXCONN) == 0 && thread_start(serve, self)) {
@@ -222,8 +247,10 @@ CUresult hook_ipc_get(__typeof__(&cuIpcGetMemHandle) real, CUipcMemHandle *out, 
 		forward_say("memory on the host (--spill) has no IPC handles");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
+	uint64_t listener = listening();
 	struct handle handle = {.magic = MAGIC,
-	                        .listener = listening(),
+	                        .listener = listener,
+	                        .user = listener ? sharing()->user : 0,
 	                        .piece = view.piece,
 	                        .piece_bytes = view.piece_bytes,
 	                        .offset = view.base - view.piece};
@@ -268,6 +295,12 @@ static int receive(int fd)
 	return descriptor;
 }
 
+static bool may_answer(int fd, const struct handle *handle)
+{
+	uid_t user;
+	return read_user(fd, &user) && (user == geteuid() || user == handle->user);
+}
+
 /* A descriptor of the piece; -1: there is none. */
 static int ask_for(const struct handle *handle)
 {
@@ -278,7 +311,7 @@ static int ask_for(const struct handle *handle)
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (fd >= 0) {
 		set_patience(fd, ANSWER_MS);
-		if (connect(fd, (struct sockaddr *)&address, size) == 0 &&
+		if (connect(fd, (struct sockaddr *)&address, size) == 0 && may_answer(fd, handle) &&
 		    send(fd, &question, sizeof(question), MSG_NOSIGNAL) == (ssize_t)sizeof(question))
 			descriptor = receive(fd);
 		close(fd);
