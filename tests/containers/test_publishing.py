@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from aliquot.model.units import Amount
 from aliquot.slices import control
 from conftest import Cli
 from support import GIB
+from users import needs_root
 
 SHAPE = ("--simulate", "h100:2")
 
@@ -219,3 +222,24 @@ def test_a_hook_without_a_container_fails_and_says_why(cli: Cli, cdi: Path) -> N
         )
         assert done.returncode == 1
         assert "no slice of size 8gib: the runtime does not tell" in done.stderr
+
+
+@needs_root
+def test_publishing_with_code_that_another_user_can_write_is_warned_of(
+    cli: Cli, cdi: Path, short_tmp: Path
+) -> None:
+    """Root would run it at each start of a container."""
+    python = short_tmp / "python"
+    python.symlink_to(sys.executable)
+    short_tmp.chmod(0o777)
+    words = ["slice", "publish", "8gib", "--cdi-dir", str(cdi), *SHAPE]
+    run = "import sys; sys.executable = sys.argv.pop(1); from aliquot.cli import main; main()"
+    env = {**os.environ, "ALIQUOT_STATE": str(short_tmp / "state")}
+    done = subprocess.run(
+        [sys.executable, "-c", run, str(python), *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"warning: other users can write to {short_tmp}, and root would run it" in done.stderr

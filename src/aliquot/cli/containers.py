@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aliquot import slices
+from aliquot.cli.install import check_source, trusted_uids
 from aliquot.cli.run import describe_slices
 from aliquot.cli.tables import NOTHING, Column, print_json, print_text, show_rows
 from aliquot.containers import publishing
 from aliquot.containers.cdi import CdiSpecs
 from aliquot.devices import parse_shape
 from aliquot.model import format_bytes, format_count, format_share
-from aliquot.model.errors import AliquotError
+from aliquot.model.errors import AliquotError, InstallationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from aliquot.cli.tables import Output
     from aliquot.containers.published import PublishedSize, PublishedSlice
@@ -55,11 +57,25 @@ def create_slice(request: Request, name: str, cdi_dir: Path, simulate: str | Non
 def publish_size(request: Request, name: str, cdi_dir: Path, simulate: str | None) -> None:
     """Publish a size, and say how a container gets a slice of it."""
     one = publishing.publish(publishing.open_host(_shape(simulate)), request, name, cdi_dir)
+    if os.geteuid() == 0:
+        _warn_of_code_of_others()
     print_text(
         f"size {name}: {_size_text(one)} for each container\n"
         f"  docker run --device {publishing.device_of(name)} IMAGE    (podman, nerdctl: the same)\n"
         f"  its CDI spec: {_spec(one)}\n"
     )
+
+
+def _warn_of_code_of_others() -> None:
+    """The hook runs as root at each start of a container, long after this command."""
+    code = [Path(sys.executable), Path(sys.executable).resolve(), Path(publishing.__file__)]
+    try:
+        check_source(code, trusted_uids())
+    except InstallationError as error:
+        sys.stderr.write(
+            f"aliquot: warning: {error.message}, whenever a container of this size starts\n"
+            "  Install Aliquot for all users, and publish with that: sudo aliquot install\n"
+        )
 
 
 def show_slices(simulate: str | None, output: Output) -> None:

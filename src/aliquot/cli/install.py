@@ -100,7 +100,7 @@ def install(
     _check_memory(target)
     interpreter = _interpreter(python)
     files = dict(_files())
-    check_source(files.values(), _trusted_uids())
+    check_source(files.values(), trusted_uids())
     check_folders(target.at(target.prefix), target.root)
     _carry_out(_install_steps(target, interpreter, files), say, dry_run=dry_run)
     if not target.here or not _SYSTEMD.exists():
@@ -215,7 +215,7 @@ def check_source(paths: Iterable[Path], trusted: frozenset[int]) -> None:
                 )
 
 
-def _trusted_uids() -> frozenset[int]:
+def trusted_uids() -> frozenset[int]:
     """Root, and the user who became root by sudo: their code runs as root already."""
     named = os.environ.get("SUDO_UID", "")
     return frozenset({0, int(named)} if named.isdecimal() else {0})
