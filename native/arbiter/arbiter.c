@@ -9,7 +9,7 @@
 #include "mapping.h"
 #include "measure.h"
 #include "options.h"
-#include "parking.h"
+#include "rotation.h"
 #include "residence.h"
 #include "tenants.h"
 #include "unjoined.h"
@@ -157,10 +157,11 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.foreground = options->foreground,
 		.pool_admits = options->pool_admits,
 		.ends_unjoined = options->ends_unjoined,
+		.overcommit_percent = options->overcommit_percent,
 		.linger.fire = on_linger_over,
 		.cleanup.fire = cleanup_on_timer,
 		.measure.fire = measure_on_timer,
-		.parking.fire = parking_on_timer,
+		.parking.fire = rotation_on_timer,
 		.confirm.fire = unjoined_on_timer,
 		.resume.fire = connections_on_resume,
 		.ring.fire = tenants_on_ring_timer,

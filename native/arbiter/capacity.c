@@ -8,7 +8,8 @@
 /* Whether its slices are free for others. */
 static bool is_away(const struct grant *grant)
 {
-	return grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_keeps_room(grant);
+	return grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_keeps_room(grant) &&
+	       !grant_is_off(grant);
 }
 
 /* The grant's slice of that GPU, or NULL: it has none, or is parked. */
@@ -61,6 +62,75 @@ void capacity_free(struct arbiter *arbiter, const struct gpu *gpu, const struct 
 			used += share_of(slice_on(grant, gpu));
 	*bytes = granted < gpu->memory_bytes ? gpu->memory_bytes - granted : 0;
 	*percent = used < 100 ? 100 - used : 0;
+}
+
+uint64_t capacity_present_bytes(struct arbiter *arbiter, const struct gpu *gpu,
+                                const struct grant *except)
+{
+	uint64_t sum = movers_bytes(arbiter, gpu);
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		if (grant != except && (!grant_is_off(grant) || grant->gpus[0] == gpu))
+			sum += grant_is_off(grant) ? residence_staying_bytes(grant) : bytes_on(grant, gpu);
+	return sum;
+}
+
+/* Whether it takes turns with memory on that GPU, and is not suspended. */
+static bool takes_turns(const struct grant *grant, const struct gpu *gpu)
+{
+	return grant->record && grant->record->turn.takes && grant->gpus[0] == gpu && !is_away(grant);
+}
+
+static uint64_t fixed_part(uint64_t bytes)
+{
+	return bytes < CAPACITY_FIXED_BYTES ? bytes : CAPACITY_FIXED_BYTES;
+}
+
+bool capacity_check_turns(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
+                          const struct grant *except, struct failure *failure)
+{
+	uint64_t all = movers_bytes(arbiter, gpu), together, fixed = 0, largest = 0;
+	together = all;
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next) {
+		uint64_t its = grant == except ? 0 : bytes_on(grant, gpu);
+		all += its;
+		if (grant == except || !takes_turns(grant, gpu)) {
+			together += its;
+			continue;
+		}
+		largest = its > largest ? its : largest;
+		fixed += fixed_part(its);
+	}
+	uint64_t most = gpu->memory_bytes / 100 * arbiter->overcommit_percent;
+	if (all > most || bytes > most - all)
+		return failure_set(
+			failure, "no-capacity",
+			"GPU %u (%s) has %llu MiB, swappable slices may have %u %% of that, and %llu MiB are "
+			"granted: %llu MiB requested",
+			gpu->index, gpu->uuid_text, mib_of(gpu->memory_bytes), arbiter->overcommit_percent,
+			mib_for(all), mib_for(bytes));
+	/* Each by itself, beside what the others cannot move. */
+	uint64_t alone = together + (bytes > largest
+	                                 ? bytes + fixed
+	                                 : largest + fixed - fixed_part(largest) + fixed_part(bytes));
+	if (alone <= gpu->memory_bytes)
+		return true;
+	return failure_set(
+		failure, "no-capacity",
+		"GPU %u (%s) has %llu MiB: %llu MiB requested, and %llu MiB are needed for one "
+		"swappable slice with what does not move",
+		gpu->index, gpu->uuid_text, mib_of(gpu->memory_bytes), mib_for(bytes), mib_for(alone));
+}
+
+bool capacity_check_present(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
+                            const struct grant *except, struct failure *failure)
+{
+	uint64_t present = capacity_present_bytes(arbiter, gpu, except);
+	if (present <= gpu->memory_bytes && bytes <= gpu->memory_bytes - present)
+		return true;
+	return failure_set(
+		failure, "no-capacity",
+		"GPU %u (%s) has %llu MiB, and others have %llu MiB of it now: %llu MiB needed", gpu->index,
+		gpu->uuid_text, mib_of(gpu->memory_bytes), mib_for(present), mib_for(bytes));
 }
 
 bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *failure)

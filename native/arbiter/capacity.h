@@ -5,6 +5,10 @@
  * on its GPU (residence.h); unless a program waits for a grant that was idle (parking.h). Each check returns false
  * and fills `failure` if the request does not fit.
  *
+ * Slices that take turns with memory (rotation.h) may be granted more than the GPU has: capacity_check_turns
+ * says how much more, capacity_check_present what is there now. A slice that is off its GPU counts as granted. So
+ * a slice without turns is granted only what all others would leave if they were there.
+ *
  * users.h has the limits of one user over all GPUs.
  */
 #ifndef ARBITER_CAPACITY_H
@@ -20,6 +24,21 @@ uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu);
 /* What a new slice can have of that GPU. */
 void capacity_free(struct arbiter *arbiter, const struct gpu *gpu, const struct grant *except,
                    uint64_t *bytes, uint32_t *percent);
+
+/* What others than `except` have of the GPU now; of slices that are off it, what they have left there. */
+uint64_t capacity_present_bytes(struct arbiter *arbiter, const struct gpu *gpu,
+                                const struct grant *except);
+
+/* What a slice that is off its GPU is expected to leave there at least: contexts. */
+#define CAPACITY_FIXED_BYTES (UINT64_C(1) << 30)
+
+/* Whether a slice that takes turns may be granted: all limits together are within overcommit_percent, and each
+ * such slice fits by itself. */
+bool capacity_check_turns(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
+                          const struct grant *except, struct failure *failure);
+/* Whether a slice that takes turns fits beside what is there now. */
+bool capacity_check_present(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
+                            const struct grant *except, struct failure *failure);
 
 /* Whether the slice fits the GPU if no other slice is on it. */
 bool capacity_check_gpu(const struct gpu *gpu, uint64_t bytes, struct failure *failure);

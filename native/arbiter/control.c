@@ -190,9 +190,14 @@ static bool await_staying(struct connection *connection, const struct grant *gra
 static bool set_state(struct connection *connection, struct grant *grant,
                       const struct control_request *request, struct failure *failure)
 {
-	if (!grant_state_set(grant, request->grant_state, failure))
+	bool takes_turns = grant->record && grant->record->turn.takes &&
+	                   request->grant_state == ALIQUOT_GRANT_ACTIVE &&
+	                   grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_is_off(grant);
+	if (takes_turns ? !parking_take_turns(grant, failure)
+	                : !grant_state_set(grant, request->grant_state, failure))
 		return false;
-	parking_drop(grant);
+	if (!takes_turns)
+		parking_drop(grant);
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);
 	json_string(&connection->reply, "state",
@@ -223,6 +228,8 @@ static bool answer_move(struct connection *connection, const struct control_requ
 	struct grant *grant = grant_to_change(connection, request, failure);
 	if (!grant || !residence_set(grant, request->on_host, failure))
 		return false;
+	if (request->on_host)
+		residence_leave(grant, 0); /* a part of it may be there */
 	parking_drop(grant);
 	json_open(&connection->reply, NULL, '{');
 	json_string(&connection->reply, "name", request->name);

@@ -85,6 +85,12 @@ bool grant_check(struct grant *grant)
 	return !*grant->broken;
 }
 
+bool grant_is_off(const struct grant *grant)
+{
+	return grant->record && grant->record->turn.is_others &&
+	       grant_state(grant) == ALIQUOT_GRANT_PARKED;
+}
+
 bool grant_keeps_room(const struct grant *grant)
 {
 	return grant->parking.wanted_at && !grant->arbiter->returns;

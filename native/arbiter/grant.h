@@ -45,6 +45,8 @@ struct findings {
 	uint64_t fallback_at;
 };
 
+enum parking_step { PARKING_NONE, PARKING_LEAVING, PARKING_AWAY, PARKING_RETURNING };
+
 /* When and how often the grant is parked because it is idle (parking.h). */
 struct parked {
 	uint64_t after_ms; /* 0: never */
@@ -52,6 +54,15 @@ struct parked {
 	uint64_t times, parked_ns;
 	uint64_t since_ns;  /* CLOCK_MONOTONIC: of the present parking */
 	uint64_t if_wanted; /* 1: only when somebody wants its memory */
+};
+
+/* Its turns with memory (rotation.h). */
+struct memory_turn_record {
+	uint64_t takes;        /* 1: it takes turns */
+	uint64_t wait_ms;      /* it shall not be off its GPU for longer; 0: the usual time */
+	uint64_t is_others;    /* 1: it leaves, is away or returns because others had their turn */
+	uint64_t off_since_ns; /* CLOCK_MONOTONIC: since when its calls wait for its turn */
+	uint64_t times, off_ns, longest_off_ns;
 };
 
 /* What this arbiter knows of it. */
@@ -64,7 +75,15 @@ struct parking {
 	uint64_t not_before;       /* it is not parked again before that */
 	uint64_t due_since;        /* since when it may be parked; 0: it may not */
 	bool joins;                /* a program wants to join it */
-	char why[256];             /* why it was not parked or does not return; may be empty */
+	/* Of its turns with memory: */
+	uint64_t begun_at;                 /* when its memory began to leave or return */
+	uint64_t out_ns, in_ns;            /* how long that took the last time */
+	uint64_t on_since;                 /* since when all of it is on its GPU; 0: not known */
+	uint64_t refuses_until;            /* it could not leave */
+	uint64_t least_bytes, least_until; /* what stayed when all had left that can */
+	double served;                     /* time on the GPU for its weight */
+	bool was_busy;                     /* at the last look */
+	char why[256];                     /* why it was not parked or does not return; may be empty */
 };
 
 /* The record of a grant, as its file has it. Its first part is what tenants see of it. New fields are added
@@ -76,6 +95,7 @@ struct grant_record {
 	struct neighbours neighbours;
 	uint64_t staying_bytes; /* on the GPU while the grant is parked: residence.h */
 	struct parked parked;
+	struct memory_turn_record turn;
 };
 
 /* "UID:NAME" */
@@ -121,7 +141,13 @@ struct grant {
 	struct parking parking;
 	uint64_t most_charged; /* movers.h's: the most that its programs were charged at a time */
 	char broken[160];      /* why it is broken; empty: it is not */
+	/* While it is made: whether it takes turns with memory, and waits for its first. */
+	bool takes_turns, starts_off;
 };
+
+/* Whether it is parked because others have their turn (rotation.h): its programs run and wait for it, so its slice
+ * counts as one that is used. */
+bool grant_is_off(const struct grant *grant);
 
 /* Whether it is parked and what it has given back is kept for it: a program waits for that (parking.h). */
 bool grant_keeps_room(const struct grant *grant);

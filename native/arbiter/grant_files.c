@@ -56,7 +56,16 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	atomic_store(&limits->slices[0].swap, request->swap);
 	if (request->spill_bytes)
 		atomic_store(&limits->slices[ALIQUOT_HOST_SLICE].limit_bytes, request->spill_bytes);
-	atomic_store(&limits->slices[0].counts_calls, request->park_after_ms != 0);
+	struct memory_turn_record *turn = &grant->record->turn;
+	turn->takes = grant->takes_turns;
+	atomic_store(&limits->slices[0].counts_calls, request->park_after_ms || turn->takes);
+	if (grant->starts_off) {
+		turn->is_others = 1;
+		turn->off_since_ns = loop_now();
+		grant->record->parked.step = PARKING_AWAY;
+		atomic_store(&limits->slices[0].residence, ALIQUOT_ON_HOST);
+		atomic_store(&limits->slices[0].grant_state, ALIQUOT_GRANT_PARKED);
+	}
 	limits->magic = ALIQUOT_LIMITS_MAGIC;
 }
 

@@ -26,8 +26,24 @@ static struct control_slice request_for(const struct aliquot_slice_limits *slice
 	};
 }
 
-static bool fits_again(const struct grant *grant, struct failure *failure)
+/* Whether its memory has room again. One that takes turns may not have its turn. */
+static bool has_room(const struct grant *grant, const struct gpu *gpu, uint64_t bytes, bool waits,
+                     struct failure *failure)
 {
+	struct arbiter *arbiter = grant->arbiter;
+	if (!grant->record->turn.takes)
+		return capacity_check_memory(arbiter, gpu, bytes, grant, failure);
+	return capacity_check_turns(arbiter, gpu, bytes, grant, failure) &&
+	       (waits || capacity_check_present(arbiter, gpu, bytes, grant, failure));
+}
+
+/* `waits`: it may wait for its turn first. */
+static bool fits_again(const struct grant *grant, bool waits, struct failure *failure)
+{
+	if (grant_is_off(grant)) /* all but the room is still its own */
+		return capacity_check_present(grant->arbiter, grant->gpus[0],
+		                              atomic_load(&grant->limits->slices[0].limit_bytes), grant,
+		                              failure);
 	struct newcomer newcomer = {.name = grant_plain_name(grant),
 	                            .owner_uid = grant->owner_uid,
 	                            .neighbours = &grant->record->neighbours,
@@ -35,7 +51,7 @@ static bool fits_again(const struct grant *grant, struct failure *failure)
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		struct control_slice asked = request_for(&grant->limits->slices[i]);
 		const struct gpu *gpu = grant->gpus[i];
-		if (!capacity_check_memory(grant->arbiter, gpu, asked.memory_bytes, grant, failure) ||
+		if (!has_room(grant, gpu, asked.memory_bytes, waits, failure) ||
 		    !capacity_check_compute(grant->arbiter, gpu, &asked, grant->owner_uid, grant,
 		                            failure) ||
 		    !neighbours_check(grant->arbiter, gpu, &newcomer, failure))
@@ -54,10 +70,15 @@ bool grant_state_set(struct grant *grant, enum aliquot_grant_state state, struct
 	enum aliquot_grant_state before = grant_state(grant);
 	if (before == state)
 		return true;
-	if (before == ALIQUOT_GRANT_PARKED && !fits_again(grant, failure))
+	if (before == ALIQUOT_GRANT_PARKED && !fits_again(grant, false, failure))
 		return false;
 	write_state(grant, state);
 	credit_change_grant(grant);
 	log_event("grant %s is %s", grant->name, enum_name(&enum_names_grant_state, state));
 	return true;
+}
+
+bool grant_state_may_wait(const struct grant *grant, struct failure *failure)
+{
+	return fits_again(grant, true, failure);
 }

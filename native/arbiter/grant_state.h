@@ -22,4 +22,7 @@ bool grant_state_set(struct grant *grant, enum aliquot_grant_state state, struct
 /* Writes one state to all slices again, after an arbiter was killed between two of them. */
 void grant_state_repair(struct grant *grant);
 
+/* Whether a parked grant that takes turns with memory (rotation.h) may have its slice again, when its turn comes. */
+bool grant_state_may_wait(const struct grant *grant, struct failure *failure);
+
 #endif

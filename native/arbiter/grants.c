@@ -134,8 +134,26 @@ static int watch_both(struct grant *grant, int listener, int owner)
 	return error;
 }
 
+static bool take_turns(const struct arbiter *arbiter, const struct control_request *request)
+{
+	return request->swap && arbiter->overcommit_percent > 100;
+}
+
+/* Whether there is memory for a slice. *waits: there will be, when others have had their turn (rotation.h). */
+static bool has_memory(struct arbiter *arbiter, const struct gpu *gpu,
+                       const struct control_request *request, uint64_t bytes, bool *waits,
+                       struct failure *failure)
+{
+	struct failure ignored = {.reader = failure->reader};
+	uint64_t mover = request->swap ? movers_new_bytes(arbiter, gpu) : 0;
+	if (!take_turns(arbiter, request))
+		return capacity_check_memory(arbiter, gpu, bytes + mover, NULL, failure);
+	*waits = !capacity_check_present(arbiter, gpu, bytes + mover, NULL, &ignored);
+	return capacity_check_turns(arbiter, gpu, bytes + mover, NULL, failure);
+}
+
 static bool may_make(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
-                     struct failure *failure)
+                     bool *waits, struct failure *failure)
 {
 	const struct grant *other = grant_find(arbiter, uid, request->name);
 	if (other)
@@ -156,8 +174,7 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 		aliquot_uuid_write(asked->uuid, uuid);
 		if (!gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no GPU %s", uuid);
-		uint64_t mover = request->swap ? movers_new_bytes(arbiter, gpu) : 0;
-		if (!capacity_check_memory(arbiter, gpu, asked->memory_bytes + mover, NULL, failure) ||
+		if (!has_memory(arbiter, gpu, request, asked->memory_bytes, waits, failure) ||
 		    !capacity_check_compute(arbiter, gpu, asked, uid, NULL, failure) ||
 		    !neighbours_check(arbiter, gpu, &newcomer, failure))
 			return false;
@@ -194,8 +211,9 @@ static int choose_directory(struct grant *grant, const char *name)
 static struct grant *prepare(struct arbiter *arbiter, const struct control_request *request,
                              uint32_t uid, struct failure *failure)
 {
+	bool waits = false;
 	grants_drop_removed(arbiter);
-	if (!may_make(arbiter, request, uid, failure))
+	if (!may_make(arbiter, request, uid, &waits, failure))
 		return NULL;
 	/* A user can pass through grants/ alone. */
 	bool for_container = request->kept && uid == geteuid();
@@ -214,6 +232,8 @@ static struct grant *prepare(struct arbiter *arbiter, const struct control_reque
 		free(grant);
 		return NULL;
 	}
+	grant->takes_turns = take_turns(arbiter, request);
+	grant->starts_off = waits;
 	grant->slice_count = request->slice_count;
 	for (uint32_t i = 0; i < request->slice_count; i++)
 		grant->gpus[i] = nvml_find(&arbiter->nvml, request->slices[i].uuid);

@@ -5,6 +5,7 @@
 #include "findings.h"
 #include "movers.h"
 #include "parking.h"
+#include "rotation.h"
 #include "residence.h"
 #include "unjoined.h"
 
@@ -225,7 +226,7 @@ void measure_on_timer(struct timer *timer)
 	credit_wake(&arbiter->credit); /* a RING may have been lost */
 	findings_update(arbiter);
 	movers_update(arbiter);
-	parking_update(arbiter);
+	rotation_update(arbiter);
 	measure_start(arbiter);
 }
 

@@ -19,7 +19,7 @@ static bool names(const struct neighbours *neighbours, const char *label)
 
 static bool has_slice_of(const struct grant *grant, const struct gpu *gpu)
 {
-	if (!grant->record || grant_state(grant) == ALIQUOT_GRANT_PARKED)
+	if (!grant->record || (grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_is_off(grant)))
 		return false;
 	for (uint32_t i = 0; i < grant->slice_count; i++)
 		if (grant->gpus[i] == gpu)

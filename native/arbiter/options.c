@@ -6,8 +6,8 @@
 
 static const char usage[] =
 	"usage: aliquot-arbiter --state DIR --nvml PATH [--cuda PATH] [--host-memory BYTES]\n"
-	"                       [--users FILE] [--linger SECONDS] [--unjoined POLICY]\n"
-	"                       [--admission WHO] [--foreground | --check]\n"
+	"                       [--overcommit PERCENT] [--users FILE] [--linger SECONDS]\n"
+	"                       [--unjoined POLICY] [--admission WHO] [--foreground | --check]\n"
 	"Decides which program may use a GPU now. `aliquot run` starts it; you rarely need to.\n"
 	"  --state DIR        directory of the grants; one arbiter per directory\n"
 	"  --nvml PATH        the libnvidia-ml.so.1 to use\n"
@@ -17,6 +17,10 @@ static const char usage[] =
 	"                     of the host, at most, for memory that has left its GPU (default: 60 % of "
 	"the\n"
 	"                     host's memory)\n"
+	"  --overcommit PERCENT\n"
+	"                     of each GPU's memory, that slices may have together whose memory can "
+	"leave:\n"
+	"                     above 100 (the default) they take turns with it\n"
 	"  --users FILE       limits of users, lines of: user NAME memory 40GiB compute 50 grants 4\n"
 	"                     (NAME * is everybody else); FILE may be missing\n"
 	"  --linger SECONDS   end this long after the last grant has ended (0, the default: never)\n"
@@ -49,6 +53,13 @@ static bool parse_bytes(const char *text, uint64_t *out)
 	return *out > 0;
 }
 
+#define OVERCOMMIT_MOST 1000u
+
+static bool parse_overcommit(const char *text, unsigned *out)
+{
+	return parse_seconds(text, out) && *out >= 100 && *out <= OVERCOMMIT_MOST;
+}
+
 static int usage_error(const char *what, const char *which)
 {
 	fprintf(stderr, "aliquot-arbiter: %s%s\n%s", what, which, usage);
@@ -58,6 +69,7 @@ static int usage_error(const char *what, const char *which)
 int options_parse(int argc, char **argv, struct options *out)
 {
 	memset(out, 0, sizeof(*out));
+	out->overcommit_percent = 100;
 	for (int i = 1; i < argc; i++) {
 		const char *option = argv[i];
 		if (!strcmp(option, "--help")) {
@@ -74,8 +86,9 @@ int options_parse(int argc, char **argv, struct options *out)
 		}
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
 		             !strcmp(option, "--cuda") || !strcmp(option, "--host-memory") ||
-		             !strcmp(option, "--users") || !strcmp(option, "--linger") ||
-		             !strcmp(option, "--unjoined") || !strcmp(option, "--admission");
+		             !strcmp(option, "--overcommit") || !strcmp(option, "--users") ||
+		             !strcmp(option, "--linger") || !strcmp(option, "--unjoined") ||
+		             !strcmp(option, "--admission");
 		if (!known)
 			return usage_error("unknown option ", option);
 		if (++i == argc)
@@ -91,6 +104,9 @@ int options_parse(int argc, char **argv, struct options *out)
 		else if (!strcmp(option, "--host-memory")) {
 			if (!parse_bytes(argv[i], &out->host_bytes))
 				return usage_error("not a number of bytes: ", argv[i]);
+		} else if (!strcmp(option, "--overcommit")) {
+			if (!parse_overcommit(argv[i], &out->overcommit_percent))
+				return usage_error("not a percentage from 100 to 1000: ", argv[i]);
 		} else if (!strcmp(option, "--unjoined")) {
 			out->ends_unjoined = !strcmp(argv[i], "end");
 			if (!out->ends_unjoined && strcmp(argv[i], "report"))

@@ -13,10 +13,11 @@ struct options {
 	const char *nvml;
 	const char *cuda;    /* NULL: no memory can move */
 	uint64_t host_bytes; /* of the host, for memory that has left its GPU; 0: as many as is usual */
-	const char *users;   /* NULL: users have no limits */
-	unsigned linger_seconds; /* 0: never ends by itself */
-	bool ends_unjoined;      /* see unjoined.h */
-	bool pool_admits;        /* ordinary users cannot ask for grants: the pool asks for them */
+	unsigned overcommit_percent; /* of a GPU's memory, for swappable slices together; 100 or more */
+	const char *users;           /* NULL: users have no limits */
+	unsigned linger_seconds;     /* 0: never ends by itself */
+	bool ends_unjoined;          /* see unjoined.h */
+	bool pool_admits;            /* ordinary users cannot ask for grants: the pool asks for them */
 	bool foreground;
 	bool check; /* start nothing; `nvml` may be NULL */
 };

@@ -8,10 +8,12 @@
 
 #include <string.h>
 
-#define LOOK_NS (10 * MILLISECOND_NS) /* while memory moves */
-#define PATIENCE_NS (60 * SECOND_NS)  /* without progress, once memory has begun to move */
-#define QUIET_NS (10 * SECOND_NS)     /* the same before that */
-#define SNAPSHOT_NS (2 * SECOND_NS)   /* within which NVML must say what is left */
+#define PATIENCE_NS (60 * SECOND_NS) /* without progress, once memory has begun to move */
+#define QUIET_NS (10 * SECOND_NS)    /* the same before that */
+#define SNAPSHOT_NS (2 * SECOND_NS)  /* within which NVML must say what is left */
+#define REFUSES_NS (5 * SECOND_NS)   /* one that could not leave is not asked again for others */
+#define STOPPED_NS (2 * SECOND_NS)   /* a stopped program keeps others waiting */
+#define LEAST_NS (60 * SECOND_NS)    /* what has not left is believed not to be able to */
 
 static const char *const step_names[] = {
 	[PARKING_NONE] = "none",
@@ -25,7 +27,12 @@ static struct parked *record_of(const struct grant *grant)
 	return &grant->record->parked;
 }
 
-static enum parking_step step_of(const struct grant *grant)
+static struct memory_turn_record *turn_of(const struct grant *grant)
+{
+	return &grant->record->turn;
+}
+
+enum parking_step parking_step(const struct grant *grant)
 {
 	uint64_t step = grant->record ? record_of(grant)->step : PARKING_NONE;
 	return step <= PARKING_RETURNING ? (enum parking_step)step : PARKING_NONE;
@@ -52,7 +59,7 @@ __attribute__((format(printf, 2, 3))) static void say_why(struct grant *grant, c
 static void set_step(struct grant *grant, enum parking_step step)
 {
 	record_of(grant)->step = step;
-	grant->parking.since = loop_now();
+	grant->parking.since = grant->parking.begun_at = loop_now();
 	grant->parking.away_bytes = 0;
 	grant->parking.settled_at = 0;
 }
@@ -93,7 +100,7 @@ static const struct process *find_failed(const struct grant *grant)
 	return NULL;
 }
 
-static bool has_stopped(const struct grant *grant)
+bool parking_has_stopped(const struct grant *grant)
 {
 	EACH_LIVE(process, grant)
 	if (process->stopped)
@@ -133,7 +140,7 @@ static bool goes_on(struct grant *grant, uint64_t now)
 
 /* --- the steps ---------------------------------------------------------------------------------- */
 
-static bool is_idle(struct grant *grant, uint64_t for_ns)
+static bool has_no_work(struct grant *grant, uint64_t for_ns)
 {
 	struct credit_figures figures;
 	credit_read(grant, 0, &figures);
@@ -148,14 +155,14 @@ static bool is_due(struct grant *grant, uint64_t now)
 	    residence_is_away(grant) || grant_state(grant) != ALIQUOT_GRANT_ACTIVE ||
 	    grant_life(grant) == ALIQUOT_ENDED)
 		return false;
-	return grant->process_count && !find_unsettled(grant) && !has_stopped(grant) &&
-	       is_idle(grant, after);
+	return grant->process_count && !find_unsettled(grant) && !parking_has_stopped(grant) &&
+	       has_no_work(grant, after);
 }
 
 static void look_due(struct grant *grant, uint64_t now)
 {
 	uint64_t *since = &grant->parking.due_since;
-	bool due = step_of(grant) == PARKING_NONE && is_due(grant, now);
+	bool due = parking_step(grant) == PARKING_NONE && is_due(grant, now);
 	*since = !due ? 0 : *since ? *since : now;
 }
 
@@ -178,7 +185,7 @@ static bool is_wanted(const struct grant *grant)
 	if (is_after_another(grant))
 		return false;
 	for (const struct grant *other = arbiter->grants; other; other = other->next)
-		if (step_of(other) == PARKING_AWAY && other->parking.wanted_at &&
+		if (parking_step(other) == PARKING_AWAY && other->parking.wanted_at &&
 		    other->gpus[0] == grant->gpus[0] && is_first(other) && wants_room_for(other))
 			return true;
 	return wants_room_on(arbiter, grant->gpus[0]);
@@ -190,6 +197,12 @@ static bool shall_leave(struct grant *grant, uint64_t now)
 		return false;
 	credit_look(&grant->arbiter->credit); /* it may have work since the last look */
 	return is_due(grant, now);
+}
+
+bool parking_is_idle(struct grant *grant, uint64_t for_ns)
+{
+	bool was = was_used(grant, for_ns, loop_now());
+	return !was && has_no_work(grant, for_ns);
 }
 
 static void move(struct grant *grant, bool on_host)
@@ -208,6 +221,18 @@ static void begin(struct grant *grant)
 	move(grant, true);
 }
 
+void parking_leave(struct grant *grant, uint32_t leave_parts)
+{
+	if (parking_step(grant) == PARKING_NONE) {
+		log_event("grant %s: others have their turn", grant->name);
+		say_why(grant, "%s", "");
+		turn_of(grant)->off_since_ns = loop_now();
+		turn_of(grant)->is_others = 1;
+		set_step(grant, PARKING_LEAVING);
+	}
+	residence_leave(grant, leave_parts);
+}
+
 static void begin_return(struct grant *grant)
 {
 	set_step(grant, PARKING_RETURNING);
@@ -219,6 +244,7 @@ static void begin_return(struct grant *grant)
 static void call_off(struct grant *grant)
 {
 	log_event("grant %s stays on the GPU: %s", grant->name, grant->parking.why);
+	grant->parking.refuses_until = loop_now() + REFUSES_NS;
 	begin_return(grant);
 }
 
@@ -253,7 +279,8 @@ static void look_leaving(struct grant *grant, uint64_t now)
 	struct failure failure = {.reader = grant->owner_uid};
 	/* It may be parked: an arbiter was killed just then. */
 	bool is_parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
-	if (!is_parked && is_needed(grant)) {
+	bool is_others = turn_of(grant)->is_others;
+	if (!is_parked && !is_others && is_needed(grant)) {
 		say_why(grant, "%s", "");
 		log_event("grant %s has work again: its memory stays on the GPU", grant->name);
 		begin_return(grant);
@@ -262,11 +289,13 @@ static void look_leaving(struct grant *grant, uint64_t now)
 	if (!is_parked) {
 		move(grant, true);
 		const struct process *late = find_unsettled(grant), *failed = find_failed(grant);
-		if (late && goes_on(grant, now))
+		bool stopped = late && late->stopped && now - grant->parking.begun_at > STOPPED_NS;
+		if (late && goes_on(grant, now) && !(is_others && stopped))
 			return;
 		if (late || failed) {
 			if (late)
-				say_why(grant, "process %d did not react", late->pid);
+				say_why(grant, "process %d %s", late->pid,
+				        late->stopped ? "is stopped" : "did not react");
 			else
 				say_why(grant, "process %d: %s", failed->pid,
 				        enum_name(&enum_names_move_failure, failure_of(failed)));
@@ -276,16 +305,28 @@ static void look_leaving(struct grant *grant, uint64_t now)
 		if (!has_left(grant, now) || !grant_state_set(grant, ALIQUOT_GRANT_PARKED, &failure))
 			return;
 	}
+	grant->parking.out_ns = now - grant->parking.begun_at;
 	set_step(grant, PARKING_AWAY);
+	if (is_others)
+		return;
 	record_of(grant)->times++;
 	record_of(grant)->since_ns = now;
+}
+
+/* What stayed although all shall leave: so little it cannot have less. */
+static void learn_least(struct grant *grant, uint64_t now)
+{
+	if (!residence_leaves_whole(grant) || find_unsettled(grant))
+		return;
+	grant->parking.least_bytes = residence_staying_bytes(grant);
+	grant->parking.least_until = now + LEAST_NS;
 }
 
 /* Whether no other grant has waited longer to return to that GPU. */
 static bool is_first(const struct grant *grant)
 {
 	for (const struct grant *other = grant->arbiter->grants; other; other = other->next)
-		if (step_of(other) == PARKING_AWAY && other->parking.wanted_at &&
+		if (parking_step(other) == PARKING_AWAY && other->parking.wanted_at &&
 		    other->gpus[0] == grant->gpus[0] && other->parking.wanted_at < grant->parking.wanted_at)
 			return false;
 	return true;
@@ -303,9 +344,20 @@ static bool fits_again(struct grant *grant)
 	return fits;
 }
 
-static void look_away(struct grant *grant, uint64_t now)
+static void come_back(struct grant *grant, uint64_t now)
 {
 	struct parked *record = record_of(grant);
+	uint64_t since = turn_of(grant)->is_others ? turn_of(grant)->off_since_ns : record->since_ns;
+	if (!turn_of(grant)->is_others)
+		record->parked_ns += now - record->since_ns;
+	say_why(grant, "%s", "");
+	log_event("grant %s was off its GPU for %llu ms: its memory comes back", grant->name,
+	          (unsigned long long)((now - since) / MILLISECOND_NS));
+	begin_return(grant);
+}
+
+static void look_away(struct grant *grant, uint64_t now)
+{
 	/* It may be active: an arbiter was killed just then. */
 	if (grant_state(grant) == ALIQUOT_GRANT_PARKED) {
 		bool needed = is_needed(grant);
@@ -313,14 +365,39 @@ static void look_away(struct grant *grant, uint64_t now)
 			grant->parking.wanted_at = 0;
 		else if (!grant->parking.wanted_at)
 			grant->parking.wanted_at = now;
-		if (!needed || !is_first(grant) || !fits_again(grant))
+		learn_least(grant, now);
+		if (!needed || turn_of(grant)->takes || !is_first(grant) || !fits_again(grant))
 			return;
 	}
-	say_why(grant, "%s", "");
-	record->parked_ns += now - record->since_ns;
-	log_event("grant %s was parked for %llu ms: its memory comes back", grant->name,
-	          (unsigned long long)((now - record->since_ns) / MILLISECOND_NS));
-	begin_return(grant);
+	come_back(grant, now);
+}
+
+bool parking_return(struct grant *grant)
+{
+	if (!fits_again(grant))
+		return false;
+	come_back(grant, loop_now());
+	return true;
+}
+
+void parking_say_why(struct grant *grant, const char *why)
+{
+	say_why(grant, "%s", why);
+}
+
+/* Its turn begins. */
+static void count_turn(struct grant *grant, uint64_t now)
+{
+	struct memory_turn_record *turn = turn_of(grant);
+	uint64_t off_ns = now - turn->off_since_ns;
+	grant->parking.on_since = now;
+	if (!turn->is_others)
+		return;
+	turn->is_others = 0;
+	turn->times++;
+	turn->off_ns += off_ns;
+	if (off_ns > turn->longest_off_ns)
+		turn->longest_off_ns = off_ns;
 }
 
 static void look_returning(struct grant *grant, uint64_t now)
@@ -336,24 +413,26 @@ static void look_returning(struct grant *grant, uint64_t now)
 	if (late && goes_on(grant, now))
 		return;
 	grant->parking.not_before = now + record_of(grant)->after_ms * MILLISECOND_NS;
+	grant->parking.in_ns = now - grant->parking.begun_at;
 	set_step(grant, PARKING_NONE);
+	count_turn(grant, now);
 }
 
 static void take_step(struct grant *grant, uint64_t now)
 {
-	if (step_of(grant) == PARKING_NONE && shall_leave(grant, now))
+	if (parking_step(grant) == PARKING_NONE && shall_leave(grant, now))
 		begin(grant);
-	else if (step_of(grant) == PARKING_LEAVING)
+	else if (parking_step(grant) == PARKING_LEAVING)
 		look_leaving(grant, now);
-	else if (step_of(grant) == PARKING_AWAY)
+	else if (parking_step(grant) == PARKING_AWAY)
 		look_away(grant, now);
-	else if (step_of(grant) == PARKING_RETURNING)
+	else if (parking_step(grant) == PARKING_RETURNING)
 		look_returning(grant, now);
 }
 
 /* --- for others --------------------------------------------------------------------------------- */
 
-void parking_update(struct arbiter *arbiter)
+bool parking_update(struct arbiter *arbiter)
 {
 	uint64_t now = loop_now();
 	bool moves = false;
@@ -361,50 +440,57 @@ void parking_update(struct arbiter *arbiter)
 		if (grant->record && record_of(grant)->after_ms && grant_check(grant))
 			look_due(grant, now);
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next) {
-		if (!grant->record || !record_of(grant)->after_ms || !grant_check(grant))
+		bool is_used = grant->record && (record_of(grant)->after_ms || turn_of(grant)->takes);
+		if (!is_used || !grant_check(grant))
 			continue;
 		take_step(grant, now);
 		moves |= parking_moves(grant);
 	}
-	if (moves && !arbiter->parking.due)
-		loop_timer_set(&arbiter->loop, &arbiter->parking, now + LOOK_NS);
+	return moves;
 }
 
-void parking_on_timer(struct timer *timer)
+bool parking_ring(struct grant *grant, bool joins)
 {
-	parking_update(CONTAINER(timer, struct arbiter, parking));
-}
-
-void parking_ring(struct grant *grant, bool joins)
-{
-	if (step_of(grant) == PARKING_NONE)
-		return;
+	if (parking_step(grant) == PARKING_NONE)
+		return false;
 	grant->parking.joins |= joins;
-	parking_update(grant->arbiter);
+	return true;
 }
 
 void parking_drop(struct grant *grant)
 {
-	if (step_of(grant) == PARKING_NONE)
+	if (parking_step(grant) == PARKING_NONE)
 		return;
-	if (step_of(grant) == PARKING_AWAY)
+	if (parking_step(grant) == PARKING_AWAY && !turn_of(grant)->is_others)
 		record_of(grant)->parked_ns += loop_now() - record_of(grant)->since_ns;
 	set_step(grant, PARKING_NONE);
+	count_turn(grant, loop_now());
 	grant->parking.joins = false;
 	grant->parking.wanted_at = 0;
 	say_why(grant, "%s", "");
 }
 
+bool parking_take_turns(struct grant *grant, struct failure *failure)
+{
+	if (!grant_state_may_wait(grant, failure))
+		return false;
+	turn_of(grant)->is_others = 1;
+	turn_of(grant)->off_since_ns = loop_now();
+	set_step(grant, PARKING_AWAY);
+	log_event("grant %s waits for its turn", grant->name);
+	return true;
+}
+
 bool parking_moves(const struct grant *grant)
 {
-	return step_of(grant) == PARKING_LEAVING || step_of(grant) == PARKING_RETURNING;
+	return parking_step(grant) == PARKING_LEAVING || parking_step(grant) == PARKING_RETURNING;
 }
 
 void parking_write(const struct grant *grant, bool visible, struct json *out)
 {
 	static const struct parked none;
 	const struct parked *record = grant->record ? record_of(grant) : &none;
-	bool is_away = step_of(grant) == PARKING_AWAY;
+	bool is_away = parking_step(grant) == PARKING_AWAY && !turn_of(grant)->is_others;
 	uint64_t now_ns = is_away ? loop_now() - record->since_ns : 0;
 	if (record->after_ms)
 		json_number(out, "park_after_ms", record->after_ms);
@@ -412,7 +498,7 @@ void parking_write(const struct grant *grant, bool visible, struct json *out)
 		json_string(out, "park_after_ms", NULL);
 	json_bool(out, "park_if_wanted", record->if_wanted != 0);
 	json_bool(out, "park_due", grant->parking.due_since != 0);
-	json_string(out, "parking", step_names[step_of(grant)]);
+	json_string(out, "parking", step_names[parking_step(grant)]);
 	json_number(out, "parked_times", record->times);
 	json_number(out, "parked_ns", record->parked_ns + now_ns);
 	if (is_away)

@@ -24,14 +24,28 @@
 #include "json.h"
 #include "processes.h"
 
-enum parking_step { PARKING_NONE, PARKING_LEAVING, PARKING_AWAY, PARKING_RETURNING };
+/* Does what is due for all grants; whether memory of one is on its way. rotation.h calls it. */
+bool parking_update(struct arbiter *arbiter);
 
-/* Does what is due for all grants. */
-void parking_update(struct arbiter *arbiter);
-void parking_on_timer(struct timer *timer);
+/* A program of the grant may have begun to wait for memory. `joins`: it cannot join before that is back. False:
+ * nothing has left. */
+bool parking_ring(struct grant *grant, bool joins);
 
-/* A program of the grant may have begun to wait for memory. `joins`: it cannot join before that is back. */
-void parking_ring(struct grant *grant, bool joins);
+enum parking_step parking_step(const struct grant *grant);
+
+/* For a grant that takes turns with memory (rotation.h): it leaves because others have their turn, or more of
+ * it leaves (layout.h: leave_parts); it returns, and false if it does not fit; why it does not. */
+void parking_leave(struct grant *grant, uint32_t leave_parts);
+bool parking_return(struct grant *grant);
+void parking_say_why(struct grant *grant, const char *why);
+
+/* It was suspended, and takes turns again; its memory returns when a program needs it. */
+bool parking_take_turns(struct grant *grant, struct failure *failure);
+
+/* Whether its programs have had no work and used no memory for so long, and tell so. */
+bool parking_is_idle(struct grant *grant, uint64_t for_ns);
+/* Whether a signal or a debugger has stopped one of them. */
+bool parking_has_stopped(const struct grant *grant);
 
 /* A request (set-state or move) decides where the grant is. */
 void parking_drop(struct grant *grant);

@@ -60,6 +60,27 @@ bool residence_needs_snapshot(const struct grant *grant)
 	return residence_is_swappable(grant) && grant->process_count && grant->gpus[0];
 }
 
+static uint64_t at_most(uint64_t value, uint64_t most)
+{
+	return value < most ? value : most;
+}
+
+void residence_sum(const struct grant *grant, struct residence_sum *out)
+{
+	*out = (struct residence_sum){0};
+	for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+		const struct process *process = grant->processes[slot];
+		const struct aliquot_work_slice *work = process ? process->pages.work : NULL;
+		if (!process || !grant->usage)
+			continue;
+		uint64_t charged = ledger_held(&grant->usage->slices[0], process->slot);
+		uint64_t fixed = at_most(work ? atomic_load(&work->fixed_bytes) : charged, charged);
+		out->charged_bytes += charged;
+		out->movable_bytes += charged - fixed;
+		out->away_bytes += at_most(work ? atomic_load(&work->away_bytes) : 0, charged - fixed);
+	}
+}
+
 /* What its processes use of the GPU; UINT64_MAX: NVML does not know. */
 static uint64_t used_bytes(const struct grant *grant, const struct gpu_snapshot *snapshot)
 {
@@ -102,6 +123,43 @@ void residence_wake(const struct grant *grant)
 		syscall(SYS_futex, &grant->view->slices[0].residence, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+/* Says where the memory shall be, and how much of it leaves (layout.h). In this order: who sees the word sees
+ * the part. */
+static void set_word(struct grant *grant, bool on_host, uint32_t leave_parts)
+{
+	uint32_t word = (wanted(grant) & ~ALIQUOT_ON_HOST) + ONE_CHANGE +
+	                (on_host ? ALIQUOT_ON_HOST : 0);
+	atomic_store(&grant->limits->slices[0].leave_parts, leave_parts);
+	grant_publish(grant, GRANT_NO_SLOT);
+	atomic_store(&grant->limits->slices[0].residence, word);
+	grant_publish(grant, GRANT_NO_SLOT);
+	residence_wake(grant);
+}
+
+/* What shall leave, in parts of ALIQUOT_LEAVE_WHOLE. */
+static uint32_t part_of(uint32_t leave_parts)
+{
+	return leave_parts && leave_parts <= ALIQUOT_LEAVE_WHOLE ? leave_parts - 1
+	                                                         : ALIQUOT_LEAVE_WHOLE;
+}
+
+bool residence_leave(struct grant *grant, uint32_t leave_parts)
+{
+	uint32_t before = atomic_load(&grant->limits->slices[0].leave_parts);
+	if (residence_is_away(grant) && part_of(before) >= part_of(leave_parts))
+		return false;
+	set_word(grant, true, leave_parts);
+	log_event("grant %s: %u %% of its memory shall be on the host", grant->name,
+	          (100 * part_of(leave_parts) + ALIQUOT_LEAVE_WHOLE - 1) / ALIQUOT_LEAVE_WHOLE);
+	return true;
+}
+
+bool residence_leaves_whole(const struct grant *grant)
+{
+	return residence_is_away(grant) &&
+	       part_of(atomic_load(&grant->limits->slices[0].leave_parts)) == ALIQUOT_LEAVE_WHOLE;
+}
+
 bool residence_set(struct grant *grant, bool on_host, struct failure *failure)
 {
 	uint32_t word = wanted(grant);
@@ -115,11 +173,8 @@ bool residence_set(struct grant *grant, bool on_host, struct failure *failure)
 		return failure_set(failure, "parked",
 		                   "grant %s is parked: its memory can return when it is switching",
 		                   grant_name_for(grant, failure->reader));
-	word = (word & ~ALIQUOT_ON_HOST) + ONE_CHANGE + (on_host ? ALIQUOT_ON_HOST : 0);
-	atomic_store(&grant->limits->slices[0].residence, word);
-	grant_publish(grant, GRANT_NO_SLOT);
-	residence_wake(grant);
-	log_event("grant %s: its memory shall be on the %s", grant->name, place_of(word));
+	set_word(grant, on_host, 0);
+	log_event("grant %s: its memory shall be on the %s", grant->name, place_of(wanted(grant)));
 	return true;
 }
 

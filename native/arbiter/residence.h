@@ -24,6 +24,19 @@ bool residence_is_swappable(const struct grant *grant);
  * the memory has moved. */
 bool residence_set(struct grant *grant, bool on_host, struct failure *failure);
 
+/* Wants a part of the memory, or all, on the host (layout.h: leave_parts), and all calls that use it to wait. False:
+ * so much or more is wanted there already. Precondition: the grant is swappable. */
+bool residence_leave(struct grant *grant, uint32_t leave_parts);
+/* Whether all of it is wanted there. */
+bool residence_leaves_whole(const struct grant *grant);
+
+/* What its programs say of their memory, within what they are charged. */
+struct residence_sum {
+	uint64_t charged_bytes, movable_bytes;
+	uint64_t away_bytes; /* of the movable */
+};
+void residence_sum(const struct grant *grant, struct residence_sum *out);
+
 /* Whether the process has dealt with the newest change. */
 bool residence_is_settled(const struct process *process);
 

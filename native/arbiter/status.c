@@ -8,6 +8,7 @@
 #include "movers.h"
 #include "page_file.h"
 #include "parking.h"
+#include "rotation.h"
 #include "processes.h"
 #include "residence.h"
 #include "spill.h"
@@ -78,6 +79,7 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 	json_number(out, "context_bytes", gpu_context_bytes(gpu, gpu->memory_bytes));
 	json_bool(out, "context_is_measured", gpu->context_bytes);
 	movers_write(arbiter, gpu, out);
+	rotation_write_gpu(arbiter, number, out);
 	write_figures(&gpu->figures, out);
 	write_strangers(arbiter, gpu, snapshot, out);
 	json_open(out, "compute", '{');
@@ -254,6 +256,7 @@ static void write_grant(struct grant *grant, bool visible, struct json *out)
 	residence_write(grant, out);
 	parking_write(grant, visible, out);
 	spill_write(grant, out);
+	rotation_write(grant, out);
 	bool parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
 	json_number(out, "staying_bytes", parked ? residence_staying_bytes(grant) : 0);
 	json_string(out, "broken", *grant->broken ? grant->broken : NULL);
@@ -295,6 +298,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_bool(out, "knows_swap", true);
 	json_bool(out, "knows_parking", true);
 	json_bool(out, "knows_spill", true);
+	json_number(out, "overcommit_percent", arbiter->overcommit_percent);
 	json_number(out, "host_memory_bytes", arbiter->movers.processes->most_bytes);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");
 	json_number(out, "nvml_silent_ns", observer_silent_ns(&arbiter->observer));

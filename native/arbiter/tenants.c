@@ -6,7 +6,7 @@
 #include "log.h"
 #include "measure.h"
 #include "movers.h"
-#include "parking.h"
+#include "rotation.h"
 #include "residence.h"
 #include "unjoined.h"
 
@@ -91,7 +91,7 @@ static bool on_hello(struct connection *connection, uint64_t inner_pid, uint64_t
 	if (grant_state(grant) != ALIQUOT_GRANT_ACTIVE) { /* its processes are being frozen or thawed */
 		close(who.pidfd);
 		joining_drop_old_program(grant, &who);
-		parking_ring(grant, true);
+		rotation_ring(grant, true);
 		return refuse(connection, ALIQUOT_REFUSED_PARKED, "grant %s is switching or parked",
 		              grant_plain_name(grant));
 	}
@@ -167,7 +167,7 @@ static bool on_ring(struct connection *connection)
 	if (!sender_of(connection))
 		return refuse(connection, ALIQUOT_REFUSED_MALFORMED, "RING before HELLO");
 	wake_credit(connection->arbiter);
-	parking_ring(connection->grant, false);
+	rotation_ring(connection->grant, false);
 	return true;
 }
 

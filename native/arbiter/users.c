@@ -176,7 +176,7 @@ void users_add(struct user_use *use, const struct control_slice *slice, uint64_t
 struct user_use users_of_grant(const struct grant *grant)
 {
 	struct user_use use = {.grants = 1};
-	if (!grant->limits || grant_state(grant) == ALIQUOT_GRANT_PARKED)
+	if (!grant->limits || (grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_is_off(grant)))
 		return use;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		const struct aliquot_slice_limits *slice = &grant->limits->slices[i];

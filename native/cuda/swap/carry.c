@@ -2,6 +2,7 @@
 #include "swap/carry.h"
 
 #include "aliquot/descriptors.h"
+#include "aliquot/layout.h"
 #include "arbiter_call.h"
 #include "swap/swappable.h"
 
@@ -34,6 +35,7 @@ enum place { HERE, AWAY, EMPTY };
 struct piece {
 	struct swappable_piece memory;
 	enum place place;
+	bool leaves; /* it was chosen to */
 };
 
 /* All of this is for one thread. */
@@ -202,6 +204,41 @@ bool carry_list(void)
 	return true;
 }
 
+static int by_size(const void *one, const void *other)
+{
+	const struct piece *first = one, *second = other;
+	if (first->memory.bytes != second->memory.bytes)
+		return first->memory.bytes < second->memory.bytes ? 1 : -1;
+	return first->memory.address > second->memory.address ? 1 : -1;
+}
+
+/* The largest first that do not exceed what shall leave; then the smallest of the rest, if something is
+ * missing. So less than its size leaves in excess. */
+void carry_choose(uint32_t parts)
+{
+	uint64_t all = 0;
+	qsort(pieces, piece_count, sizeof(*pieces), by_size);
+	for (size_t i = 0; i < piece_count; i++)
+		all += pieces[i].memory.bytes;
+	uint64_t leave = all;
+	if (parts && parts - 1 < ALIQUOT_LEAVE_WHOLE) /* rounded up, without overflow */
+		leave = all / ALIQUOT_LEAVE_WHOLE * (parts - 1) +
+		        (all % ALIQUOT_LEAVE_WHOLE * (parts - 1) + ALIQUOT_LEAVE_WHOLE - 1) /
+		            ALIQUOT_LEAVE_WHOLE;
+	uint64_t away = carry_away_bytes();
+	leave = leave > away ? leave - away : 0;
+	struct piece *smallest = NULL;
+	for (size_t i = 0; i < piece_count; i++) {
+		struct piece *piece = &pieces[i];
+		piece->leaves = piece->place == HERE && piece->memory.bytes <= leave;
+		leave -= piece->leaves ? piece->memory.bytes : 0;
+		if (piece->place == HERE && !piece->leaves)
+			smallest = piece;
+	}
+	if (leave && smallest)
+		smallest->leaves = true;
+}
+
 uint64_t carry_away_bytes(void)
 {
 	uint64_t bytes = 0;
@@ -213,8 +250,11 @@ uint64_t carry_away_bytes(void)
 /* The next piece from `from` on that such a request is needed for; piece_count: none. */
 static size_t next_piece(enum aliquot_move_kind kind, size_t from)
 {
-	while (from < piece_count && (pieces[from].place == HERE) != (kind == ALIQUOT_MOVE_OUT))
-		from++;
+	for (; from < piece_count; from++) {
+		const struct piece *piece = &pieces[from];
+		if (kind == ALIQUOT_MOVE_OUT ? piece->place == HERE && piece->leaves : piece->place != HERE)
+			break;
+	}
 	return from;
 }
 

@@ -25,7 +25,10 @@ typedef bool carry_goes_on(void);
 /* Find out which pieces there are. Precondition: all are HERE. */
 bool carry_list(void);
 
-/* Carry all pieces to the host, or back. Returns an enum carry_result or enum aliquot_move_failure. */
+/* Choose which leave, by aliquot_slice_limits.leave_parts; those that are not HERE count. */
+void carry_choose(uint32_t leave_parts);
+
+/* Carry the chosen pieces to the host, or all back. Returns an enum carry_result or enum aliquot_move_failure. */
 int carry_out(carry_goes_on *goes_on);
 int carry_in(carry_goes_on *goes_on);
 

@@ -1,7 +1,8 @@
 /* The thread that moves this process's memory when the arbiter says so (aliquot/move.h: the model).
  *
  * It sleeps on the arbiter's word. For each new value it makes the memory be where the word says, and then
- * writes the word to the work page (credit.h: residence). If memory cannot leave, it comes back, and the program
+ * writes the word to the work page (credit.h: residence). It may be that only a part shall leave (layout.h:
+ * leave_parts): calls wait then as if all had left. If memory cannot leave, it comes back, and the program
  * continues; `move_failed` has the reason. If memory cannot come back, it tries again for ever.
  *
  * The word may change at any time: then the thread stops what it does and goes on with the new value.
@@ -127,7 +128,7 @@ static bool come_back(void)
 	return !is_closed;
 }
 
-/* Take all memory to the host. Returns why that failed. */
+/* Take the memory that shall leave to the host. Returns why that failed. */
 static int leave(void)
 {
 	if (!is_closed) {
@@ -141,6 +142,7 @@ static int leave(void)
 			return ALIQUOT_MOVE_DRIVER;
 	}
 	gates_borrow_context();
+	carry_choose(atomic_load(&session_limits()->slices[0].leave_parts));
 	return is_unswappable() ? ALIQUOT_MOVE_UNSWAPPABLE : carry_out(goes_on);
 }
 
@@ -170,12 +172,22 @@ static void wait_for_word(void)
 	}
 }
 
+/* The newest word. Calls that wait at the one before wait at this one if the memory stays away: more of it
+ * shall leave. */
+static void take_word(void)
+{
+	uint32_t before = word;
+	word = atomic_load(asked());
+	if (before & word & ALIQUOT_ON_HOST)
+		atomic_compare_exchange_strong(&session_work()->wanted, &before, word);
+}
+
 static void *move_memory(void *memory)
 {
 	struct life *life = memory;
 	gate_relax_capture_mode();
 	for (;; wait_for_word()) {
-		word = atomic_load(asked());
+		take_word();
 		atomic_store(&life->is_moving, true);
 		if (!atomic_load(&life->is_ending) || !(word & ALIQUOT_ON_HOST))
 			deal_with_word();

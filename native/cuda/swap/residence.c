@@ -77,10 +77,13 @@ static void wait_at(struct barrier *barrier, uint32_t state)
  * brings back. A lost RING does no harm, since the arbiter also looks at the page. */
 static void say_wanted(const struct barrier *barrier)
 {
-	uint32_t word = atomic_load(barrier->word);
+	uint32_t word;
 	int before = errno;
-	if (word & ALIQUOT_ON_HOST && atomic_exchange(&session_work()->wanted, word) != word)
-		arbiter_ring();
+	do { /* the thread may have taken a newer word (mover_thread.c: take_word) */
+		word = atomic_load(barrier->word);
+		if (word & ALIQUOT_ON_HOST && atomic_exchange(&session_work()->wanted, word) != word)
+			arbiter_ring();
+	} while (atomic_load(barrier->word) != word);
 	errno = before;
 }
 

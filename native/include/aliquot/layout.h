@@ -89,8 +89,14 @@ struct aliquot_slice_limits {
 		residence; /* where that memory shall be: ALIQUOT_ON_HOST, and above it a count of
 	                               the changes. Programs sleep on this word (futex). */
 	_Atomic uint32_t counts_calls; /* 1: programs count their use of memory (credit.h: calls) */
-	uint32_t reserved[3];
+	_Atomic uint32_t
+		leave_parts; /* how much shall leave if the memory shall be on the host: 0: all;
+	                                 otherwise one less, of ALIQUOT_LEAVE_WHOLE parts of what can.
+	                                 Written before `residence` */
+	uint32_t reserved[2];
 };
+
+#define ALIQUOT_LEAVE_WHOLE 65536u
 
 /* In aliquot_slice_limits.residence: the memory shall be on the host; without it, on the GPU. */
 #define ALIQUOT_ON_HOST 1u

@@ -64,7 +64,7 @@ from aliquot.model.errors import (
     OutputError,
     WaitTimeoutError,
 )
-from aliquot.model.grant import Admission, Policy, Priority, Unjoined
+from aliquot.model.grant import OVERCOMMIT_MOST, Admission, Policy, Priority, Unjoined
 from aliquot.model.units import EQUAL
 from aliquot.slices import silence
 
@@ -644,6 +644,7 @@ def limits(
         "sudo aliquot arbiter --users /root/limits",
         "sudo aliquot arbiter --admission pool",
         "sudo aliquot arbiter --host-memory 64GiB",
+        "sudo aliquot arbiter --overcommit 1.5",
         "aliquot arbiter --simulate h100:8",
     )
 )
@@ -681,6 +682,17 @@ def arbiter(
             "(--swap).",
         ),
     ] = None,
+    overcommit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FACTOR",
+            min=1,
+            max=OVERCOMMIT_MOST,
+            show_default="1; with --admission pool as in pool.toml",
+            help="How many times a GPU's memory slices may have together whose memory can leave "
+            "(--swap). Above 1 they take turns with it.",
+        ),
+    ] = None,
 ) -> None:
     """Run the arbiter of this machine in the foreground.
 
@@ -689,7 +701,7 @@ def arbiter(
     """
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
 
-    serve(simulate, users, unjoined, admission, host_memory)
+    serve(simulate, users, unjoined, admission, host_memory, overcommit)
 
 
 Prefix = Annotated[

@@ -25,6 +25,7 @@ def serve(
     unjoined: Unjoined,
     admission: Admission,
     host_memory: str | None,
+    overcommit: float | None,
 ) -> None:
     """Become the arbiter of this machine, or of a simulated one."""
     state = slices.locate(parse_shape(simulate) if simulate else None)
@@ -37,7 +38,10 @@ def serve(
         policy = PolicyFile(FILE if FILE.exists() else None).policy
         users = write_limits(state.directory, policy) if users is None else users
         host_bytes = policy.host_bytes if host_bytes is None else host_bytes
-    settings = arbiter_process.ArbiterSettings(users, unjoined, admission, host_bytes=host_bytes)
+        overcommit = policy.overcommit if overcommit is None else overcommit
+    settings = arbiter_process.ArbiterSettings(
+        users, unjoined, admission, host_bytes=host_bytes, overcommit=overcommit or 1.0
+    )
     slices.serve(state.directory, driver, settings)
 
 

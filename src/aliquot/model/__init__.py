@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Grant,
         GrantState,
         Life,
+        MemoryTurns,
         Moved,
         Parking,
         ParkingStep,
@@ -78,6 +79,7 @@ __all__ = [
     "GrantChange",
     "GrantState",
     "Life",
+    "MemoryTurns",
     "Link",
     "Moved",
     "Parking",
@@ -108,7 +110,8 @@ __getattr__ = lazy.names_of(
     {
         "compute": "ComputeUse Gates Turn",
         "gpu": "Gpu GpuProcess Link",
-        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life Moved Parking ParkingStep Policy "
+        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life MemoryTurns Moved Parking ParkingStep "
+        "Policy "
         "Priority Process Residence Slice SliceUse Unjoined check_name name_for",
         "grant_change": "GrantChange",
         "request": "Request",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aliquot.model.gpu import GpuProcess
 
 MAX_SLICES = 16  # of one grant: ALIQUOT_MAX_GPUS in layout.h
+OVERCOMMIT_MOST = 10  # times a GPU's memory, for slices that take turns with it
 
 _WORKER = re.compile(r"(.+)\.\d+\.\d+\.\d+", re.ASCII)  # JOB.NUMBER.GENERATION.RANK
 _MOVE_FAILURES = {
@@ -140,6 +141,24 @@ class Parking:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryTurns:
+    """The turns with memory of a grant: with others it may have more than its GPU has.
+
+    `is_off`: others have their turn; its programs run, and wait when they need their memory. It is
+    so for `for_seconds`; it was so `times` times, for `seconds` in all and `longest_seconds` at a
+    time, which shall not be more than `wait_seconds`. `why`: why it does not leave or return.
+    """
+
+    wait_seconds: float
+    is_off: bool = False
+    times: int = 0
+    seconds: float = 0.0
+    longest_seconds: float = 0.0
+    for_seconds: float | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Moved:
     """What a process of a swappable grant says of its memory.
 
@@ -235,6 +254,7 @@ class Grant:
     another user's. A grant that the arbiter shows only in part is `UID:-`, in directory "".
     `residence` is where the memory of its programs shall be; None: it is not swappable. Its
     programs may have `spill_bytes` of the host's memory and have `on_host_bytes` of it.
+    One that is off its GPU because others have their turn is active: it has its slice in turn.
     """
 
     name: str
@@ -257,6 +277,7 @@ class Grant:
     residence: Residence | None = None
     staying_bytes: int = 0  # while it is parked: what is left on its GPU
     parking: Parking | None = None  # None: it stays on its GPU when it is idle
+    turns: MemoryTurns | None = None  # None: it stays on its GPU while it is active
     unjoined: tuple[GpuProcess, ...] = ()  # what uses its GPUs in its cgroup and has not joined
     spill_bytes: int = 0
     on_host_bytes: int = 0

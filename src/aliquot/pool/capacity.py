@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model import ComputeUse, Grant, GrantState, SliceUse
+from aliquot.model import ComputeUse, Grant, GrantState, MemoryTurns, SliceUse
 from aliquot.model.errors import NoCapacityError
 from aliquot.model.neighbours import Neighbours, why_not_beside
 from aliquot.slices.gpu_choice import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aliquot.slices.arbiter_status import SharedGpu, Status
 
 _NOBODY = -1
+SWAP_WAIT_SECONDS = 15.0  # as the arbiter has it
 
 
 @dataclass
@@ -137,7 +138,7 @@ class MachinePlan:
             one = next((one for one in self.gpus if one.gpu.uuid == part.gpu_uuid), None)
             if one is None:
                 raise NoCapacityError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
-            if not fits(part, one, self.grants):
+            if not fits(part, one, self.grants, takes_turns=grant.turns is not None):
                 left = describe_free(one, self.grants, with_compute=True)
                 raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
             there = (other for other in self.grants if other.slices_on(part.gpu_uuid))
@@ -330,4 +331,12 @@ def _planned(slices: Iterable[Slice], asked: Request | Grant) -> Grant:
         use=tuple(SliceUse(part.gpu_uuid, 0, 0) for part in slices),
         compute=tuple(ComputeUse() for _ in slices),
         processes=(),
+        turns=_turns(asked),
     )
+
+
+def _turns(asked: Request | Grant) -> MemoryTurns | None:
+    """Its turns, on a GPU whose slices take some."""
+    if isinstance(asked, Grant):
+        return asked.turns
+    return MemoryTurns(SWAP_WAIT_SECONDS) if asked.swap else None

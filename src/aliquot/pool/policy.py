@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aliquot.model import parse_amount
 from aliquot.model.errors import AliquotError, InvalidValueError
+from aliquot.model.grant import OVERCOMMIT_MOST
 from aliquot.model.idle import GRACE_SECONDS, IdleAction, IdleRule
 from aliquot.model.job import DEFAULT_QUEUE
 from aliquot.model.parking_rule import parse_parking_rule
@@ -87,6 +88,7 @@ class PoolPolicy:
     admin_groups: tuple[str, ...] = (ADMIN_GROUP,)
     worker_processes: int | None = None  # None: as `pool_cgroup` chooses
     host_bytes: int | None = None  # for memory that leaves GPUs; None: as the arbiter chooses
+    overcommit: float | None = None  # of a GPU's memory, for slices in turn; None: as it was
 
     def quota_of(self, name: str, uid: int, groups: frozenset[str]) -> UserQuota:
         """The limits of a user: its own, else those of its first group in the file, else all's.
@@ -317,9 +319,17 @@ def _policy(content: _Table) -> PoolPolicy:
         admin_groups=(admins := content.table("admins")).texts("groups") or (ADMIN_GROUP,),
         worker_processes=(workers := content.table("workers")).whole("processes", 1 << 22, least=1),
         host_bytes=(swap := content.table("swap")).memory("host_memory"),
+        overcommit=_overcommit(swap),
     )
     for table in (limits, share, admins, workers, swap, content):
         table.end()
+    return found
+
+
+def _overcommit(swap: _Table) -> float | None:
+    found = swap.number("overcommit", 1)
+    if found is not None and found > OVERCOMMIT_MOST:
+        raise swap.fail("overcommit", f"{found:g} is more than {OVERCOMMIT_MOST}")
     return found
 
 

@@ -61,7 +61,7 @@ def bring_up(
         policies = PolicyFile(policy)
         if directory.shared and policy is not None:
             _choose_limits(state, policies)
-        _choose_host_memory(state, policies, say)
+        _choose_swap(state, policies, say)
         pool = PoolController(
             directory,
             JobStore(directory.database),
@@ -94,19 +94,22 @@ def _choose_limits(state: StateDirectory, policies: PolicyFile) -> None:
         replace(settings, users=users).store(state.directory)
 
 
-def _choose_host_memory(
-    state: StateDirectory, policies: PolicyFile, say: Callable[[str], None]
-) -> None:
-    """Let the next arbiter take as much of the host's memory as the policy says, if it does."""
-    wanted, settings = policies.policy.host_bytes, ArbiterSettings.of(state.directory)
-    if wanted is None:
+def _choose_swap(state: StateDirectory, policies: PolicyFile, say: Callable[[str], None]) -> None:
+    """Let the next arbiter move memory as the policy says, if it does."""
+    settings, wanted = ArbiterSettings.of(state.directory), policies.policy
+    if wanted.host_bytes is not None:
+        settings = replace(settings, host_bytes=wanted.host_bytes)
+    if wanted.overcommit is not None:
+        settings = replace(settings, overcommit=wanted.overcommit)
+    if settings != ArbiterSettings.of(state.directory):
+        settings.store(state.directory)
+    if not control.answers(state.directory):
         return
-    if settings.host_bytes != wanted:
-        replace(settings, host_bytes=wanted).store(state.directory)
-    if control.answers(state.directory):
-        has = control.status(state.directory).answer.get("host_memory_bytes")
-        if has != wanted:
-            say("swap.host_memory holds from the next start of the arbiter on: it runs already")
+    has = control.status(state.directory).answer
+    if wanted.host_bytes not in (None, has.get("host_memory_bytes")):
+        say("swap.host_memory holds from the next start of the arbiter on: it runs already")
+    if wanted.overcommit not in (None, has.get("overcommit_percent", 100) / 100):
+        say("swap.overcommit holds from the next start of the arbiter on: it runs already")
 
 
 def _serve(

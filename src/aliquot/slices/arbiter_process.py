@@ -49,7 +49,8 @@ class ArbiterSettings:
     Whatever starts the next one, the limits of users and the policy stay. `users`: the file of
     their limits; None: the default. `foreground`: a service manager or a person started it, and may
     be about to start the next one. `host_bytes`: what it takes of the host's memory at most, for
-    memory that leaves GPUs; None: the default.
+    memory that leaves GPUs; None: the default. `overcommit`: how many times a GPU's memory slices may
+    have together that take turns with it.
     """
 
     users: Path | None = None
@@ -57,6 +58,7 @@ class ArbiterSettings:
     admission: Admission = Admission.USERS
     foreground: bool = False
     host_bytes: int | None = None
+    overcommit: float = 1.0
 
     @classmethod
     def of(cls, directory: Path) -> ArbiterSettings:
@@ -70,6 +72,7 @@ class ArbiterSettings:
                 Admission(stored.get("admission", Admission.USERS)),  # an earlier one has none
                 bool(stored.get("foreground", False)),
                 None if host is None else int(host),
+                float(stored.get("overcommit", 1.0)),
             )
         except FileNotFoundError:
             return cls()
@@ -87,6 +90,7 @@ class ArbiterSettings:
             "admission": str(self.admission),
             "foreground": self.foreground,
             "host_memory_bytes": self.host_bytes,
+            "overcommit": self.overcommit,
         }
         new = directory / f".{SETTINGS}"
         new.write_text(json.dumps(content), "utf-8")
@@ -300,6 +304,8 @@ def _command(directory: Path, driver: Driver, settings: ArbiterSettings) -> list
     options += ["--unjoined", str(settings.unjoined), "--admission", str(settings.admission)]
     if settings.host_bytes is not None:
         options += ["--host-memory", str(settings.host_bytes)]
+    if settings.overcommit > 1:
+        options += ["--overcommit", str(round(settings.overcommit * 100))]
     return [_program(), *options, *([] if users is None else ["--users", str(users)])]
 
 

@@ -18,6 +18,7 @@ from aliquot.model import (
     Grant,
     GrantState,
     Life,
+    MemoryTurns,
     Moved,
     Parking,
     ParkingStep,
@@ -35,6 +36,7 @@ from aliquot.model.neighbours import Neighbours
 from aliquot.model.strength import UNKNOWN, Throughput, strength_of
 
 _NANOSECONDS = 1_000_000_000
+_THRASHES = 0.2  # of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class SharedGpu:
     `answers`: NVML reports on it; a GPU that has fallen off the bus does not answer.
     `contended`: slices take turns on it. `context_bytes` is what one context takes of it, 0 if that
     is not known yet; `context_is_measured`: it is no estimate. `mover` is None until it has had a
-    swappable slice.
+    swappable slice. Slices that take turns may have `overcommit` times its memory together; memory
+    moved for turns in the part `moving` of the last minute.
     """
 
     gpu: Gpu
@@ -85,6 +88,13 @@ class SharedGpu:
     context_bytes: int = 0
     context_is_measured: bool = False
     mover: Mover | None = None
+    overcommit: float = 1.0
+    moving: float = 0.0
+
+    @property
+    def thrashes(self) -> bool:
+        """Whether more than a fifth of the time goes into moving memory for turns."""
+        return self.moving > _THRASHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +189,8 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
         context_bytes=reply.get("context_bytes", 0),
         context_is_measured=reply.get("context_is_measured", False),
         mover=_mover(reply.get("mover")),
+        overcommit=reply.get("overcommit_percent", 100) / 100,  # an older arbiter has no turns
+        moving=reply.get("moving_permille", 0) / 1000,
     )
 
 
@@ -214,7 +226,7 @@ def _grant(reply: dict[str, Any], asker: int) -> Grant:
         owner_alive=reply["owner_alive"],
         owner_uid=reply["owner_uid"],
         life=Life(reply["life"]),
-        state=GrantState(reply.get("state", GrantState.ACTIVE)),  # an older arbiter has none
+        state=_state(reply),
         together=reply.get("together"),
         neighbours=Neighbours(
             label=reply.get("label"),  # an older arbiter has none of these
@@ -228,6 +240,7 @@ def _grant(reply: dict[str, Any], asker: int) -> Grant:
         parking=_parking(reply),
         spill_bytes=reply.get("spill_bytes", 0),  # an older arbiter has none
         on_host_bytes=reply.get("on_host_bytes", 0),
+        turns=_turns(reply),
         cgroup=reply.get("cgroup"),
         cgroup_is_told=reply.get("cgroup_is_told", False),
         unjoined=_processes(reply.get("unjoined", [])),
@@ -258,6 +271,29 @@ def _grant(reply: dict[str, Any], asker: int) -> Grant:
             )
             for one in reply["processes"]
         ),
+    )
+
+
+def _state(reply: dict[str, Any]) -> GrantState:
+    """Its state; for the arbiter, a grant is parked while others have their turn."""
+    if reply.get("off_turn", False):
+        return GrantState.ACTIVE
+    return GrantState(reply.get("state", GrantState.ACTIVE))  # an older arbiter has none
+
+
+def _turns(reply: dict[str, Any]) -> MemoryTurns | None:
+    """None if it takes none; an older arbiter knows of no turns."""
+    if not reply.get("takes_turns", False):
+        return None
+    off_for = reply["off_for_ns"]
+    return MemoryTurns(
+        wait_seconds=reply["swap_wait_ms"] / 1000,
+        is_off=reply["off_turn"],
+        times=reply["off_times"],
+        seconds=reply["off_ns"] / _NANOSECONDS,
+        longest_seconds=reply["longest_off_ns"] / _NANOSECONDS,
+        for_seconds=None if off_for is None else off_for / _NANOSECONDS,
+        why=reply["parking_why"],
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aliquot.model import Gpu, Grant, Request, Slice
     from aliquot.slices.arbiter_status import SharedGpu
 
+FIXED_BYTES = 1 << 30  # what a slice that is off its GPU is expected to leave there at most
 WAIT = "or wait until GPUs are free with: aliquot run --wait"
 
 
@@ -201,15 +202,40 @@ def free_bytes(one: SharedGpu) -> int:
     return max(0, one.gpu.memory_bytes - one.granted_bytes - unmanaged_bytes(one))
 
 
+def swap_free_bytes(one: SharedGpu, grants: Sequence[Grant]) -> int:
+    """The memory of a GPU that a new slice can have that takes turns.
+
+    All slices together have at most `overcommit` times the GPU's memory. Each that takes turns fits
+    by itself, beside what does not move and what the others leave on the GPU.
+    """
+    if one.overcommit <= 1:
+        return free_bytes(one)
+    here = [grant.bytes_on(one.gpu.uuid) for grant in grants if grant.turns is not None]
+    here = [size for size in here if size]
+    fixed = sum(min(size, FIXED_BYTES) for size in here)
+    rigid = one.granted_bytes - sum(here) + unmanaged_bytes(one)
+    largest = max(here, default=0)
+    if here and rigid + largest + fixed - min(largest, FIXED_BYTES) + FIXED_BYTES > (
+        one.gpu.memory_bytes
+    ):
+        return free_bytes(one)
+    together = int(one.overcommit * one.gpu.memory_bytes) - one.granted_bytes - unmanaged_bytes(one)
+    alone = one.gpu.memory_bytes - rigid - fixed
+    return max(free_bytes(one), min(together, alone))
+
+
 def free_percent(one: SharedGpu, grants: Sequence[Grant]) -> int:
     """The percentage of a GPU's compute time that a new slice can request."""
     return max(0, 100 - sum(grant.reserved_percent_on(one.gpu.uuid) for grant in grants))
 
 
-def fits(part: Slice, one: SharedGpu, grants: Sequence[Grant]) -> bool:
+def fits(
+    part: Slice, one: SharedGpu, grants: Sequence[Grant], *, takes_turns: bool = False
+) -> bool:
     """Whether a slice fits the free capacity of its GPU; a whole GPU must have no other slice."""
     whole = part.memory_bytes >= one.gpu.memory_bytes
-    memory = one.granted_bytes == 0 if whole else part.memory_bytes <= free_bytes(one)
+    free = swap_free_bytes(one, grants) if takes_turns else free_bytes(one)
+    memory = one.granted_bytes == 0 if whole else part.memory_bytes <= free
     return memory and part.reserved_percent <= free_percent(one, grants)
 
 
@@ -243,7 +269,7 @@ def _lack(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str | No
         users = describe_users(one, grants, with_compute=False)
         if request.is_whole:
             return f"it is not whole{users}"
-        return f"{format_bytes(free_bytes(one))} free{users}"
+        return f"{format_bytes(_free_for(request, one, grants))} free{users}"
     if not _has_compute(request, one, grants):
         users = describe_users(one, grants, with_compute=True)
         return f"{free_percent(one, grants)}% of its compute time free{users}"
@@ -292,7 +318,12 @@ def _request_fits(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> 
 def _has_memory(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
     if request.is_whole:  # a whole GPU is one of which no grant has a part
         return one.granted_bytes == 0
-    return request.bytes_on(one.gpu) + _mover_bytes(request, one, grants) <= free_bytes(one)
+    needed = request.bytes_on(one.gpu) + _mover_bytes(request, one, grants)
+    return needed <= _free_for(request, one, grants)
+
+
+def _free_for(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> int:
+    return swap_free_bytes(one, grants) if request.swap else free_bytes(one)
 
 
 def _mover_bytes(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> int:

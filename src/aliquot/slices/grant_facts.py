@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from aliquot.devices import Sensors, Telemetry
-    from aliquot.model import Grant
+    from aliquot.model import Grant, MemoryTurns
     from aliquot.slices.arbiter_status import SharedGpu
     from aliquot.slices.machines import LocalMachine
 
@@ -75,6 +75,7 @@ def notes(found: Iterable[LocalMachine]) -> Iterator[str]:
         for grant in machine.status.grants:
             yield from _about(grant)
         yield from strangers(machine.status.gpus)
+        yield from _thrashing(machine.status.gpus)
 
 
 def _about(grant: Grant) -> Iterator[str]:
@@ -83,7 +84,9 @@ def _about(grant: Grant) -> Iterator[str]:
     if grant.state is GrantState.PARKED:
         whose = "another user's grant" if grant.is_hidden else f"grant {grant.name}"
         yield f"{whose} is parked{_idle_since(grant)}: {_held_by_parked(grant)}"
-    if grant.parking is not None and (why := grant.parking.reason) is not None:
+    if grant.turns is not None and not grant.is_hidden:
+        yield from _about_turns(grant, grant.turns)
+    elif grant.parking is not None and (why := grant.parking.reason) is not None:
         yield f"grant {grant.name} {_PARKING[grant.parking.step]}: {why}"
     for process in grant.processes:
         if process.moved is not None and (why := process.moved.why_failed) is not None:
@@ -93,6 +96,26 @@ def _about(grant: Grant) -> Iterator[str]:
             f"grant {grant.name}: {one.name} ({one.pid}) uses {_bytes(one.bytes)} in its container"
             " and has not joined"
         )
+
+
+def _about_turns(grant: Grant, turns: MemoryTurns) -> Iterator[str]:
+    if turns.for_seconds is not None:
+        longest = format_duration(turns.longest_seconds)
+        yield (
+            f"grant {grant.name} has been off its GPU for {format_duration(turns.for_seconds)}:"
+            f" others have their turn ({longest} at most so far)"
+        )
+    if turns.why is not None:
+        yield f"grant {grant.name} takes turns with memory: {turns.why}"
+
+
+def _thrashing(gpus: Iterable[SharedGpu]) -> Iterator[str]:
+    for one in gpus:
+        if one.thrashes:
+            yield (
+                f"{one.gpu}: {one.moving:.0%} of the last minute went into moving memory: the"
+                " slices that take turns are too large for it"
+            )
 
 
 def _idle_since(grant: Grant) -> str:

@@ -56,7 +56,8 @@ def freeze(state: Path, name: str, is_wanted: Callable[[], bool] = lambda: True)
     on the way back, the grant is frozen: `thaw` then says that it is lost.
     """
     grant = find_grant(state, name)
-    if grant.is_idle_parked:  # from now on it does not return by itself
+    if grant.is_idle_parked or (grant.turns is not None and grant.turns.is_off):
+        # From now on it does not return by itself.
         control.move(state, name, Residence.HOST)
         grant = find_grant(state, name)
     if grant.state is GrantState.PARKED:
@@ -79,11 +80,16 @@ def thaw(state: Path, name: str) -> None:
     RetryLaterError: the grant does not fit, or some memory is not back yet. CannotFreezeError: a
     copy is lost.
     """
+    takes_turns = find_grant(state, name).turns is not None
     with no_refusal():
         try:
-            control.set_state(state, name, GrantState.SWITCHING)
+            control.set_state(
+                state, name, GrantState.ACTIVE if takes_turns else GrantState.SWITCHING
+            )
         except NoCapacityError as error:
             raise RetryLaterError(error.message) from error
+        if takes_turns:  # its memory comes back when it has its turn
+            return
         control.move(state, name, Residence.GPU)
         _await(state, name, _has_returned, partial(_check_returning, FAILING_SECONDS))
         control.set_state(state, name, GrantState.ACTIVE)

@@ -15,7 +15,7 @@ from aliquot.model import Gates, GrantState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from aliquot.model import ComputeUse, Parking, Slice, SliceUse
+    from aliquot.model import ComputeUse, MemoryTurns, Parking, Slice, SliceUse
     from aliquot.slices.arbiter_status import HostMemory, SharedGpu, Status
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ class _Part:
     parking: Parking | None
     spill_bytes: int
     on_host_bytes: int
+    turns: MemoryTurns | None
     use: SliceUse
     compute: ComputeUse
 
@@ -95,6 +96,12 @@ _GPU: tuple[_Family[SharedGpu], ...] = (
         "gauge",
         "Memory of the GPU in grants that are not parked, used or not, and what parked ones left.",
         lambda one: one.granted_bytes,
+    ),
+    _Family(
+        "aliquot_gpu_memory_moving_ratio",
+        "gauge",
+        "Part of the last minute in which memory moved because slices take turns with it.",
+        lambda one: one.moving,
     ),
     _Family(
         "aliquot_gpu_contended",
@@ -163,6 +170,24 @@ _SLICE: tuple[_Family[_Part], ...] = (
         "gauge",
         "1: the slice is parked, and a program waits for its memory; no sample: it never is.",
         lambda part: None if part.parking is None else int(part.parking.waits),
+    ),
+    _Family(
+        "aliquot_slice_off_total",
+        "counter",
+        "Times that the slice was off its GPU for others' turn; no sample: it takes no turns.",
+        lambda part: None if part.turns is None else part.turns.times,
+    ),
+    _Family(
+        "aliquot_slice_off_seconds_total",
+        "counter",
+        "Time for which the slice was off its GPU for others' turn; no sample: it takes no turns.",
+        lambda part: None if part.turns is None else part.turns.seconds,
+    ),
+    _Family(
+        "aliquot_slice_off_longest_seconds",
+        "gauge",
+        "Longest time off its GPU for others' turn; no sample: it takes no turns.",
+        lambda part: None if part.turns is None else part.turns.longest_seconds,
     ),
     _Family(
         "aliquot_slice_compute_share_ratio",
@@ -247,7 +272,9 @@ def _parts(status: Status) -> Iterator[_Part]:
             }
             away = grant.away_bytes if grant.is_swappable else None
             host = (grant.spill_bytes, grant.on_host_bytes)
-            yield _Part(labels, part, grant.state, away, grant.parking, *host, use, compute)
+            yield _Part(
+                labels, part, grant.state, away, grant.parking, *host, grant.turns, use, compute
+            )
 
 
 def _families(

@@ -1,0 +1,186 @@
+"""Slices that want more memory than their GPU has, together, have it in turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aliquot.devices import CUDA
+from aliquot.model.errors import NoCapacityError
+from standin.conftest import MakeMachine
+from standin.machine import GIB, MIB, Grant, Machine, Tenant
+from standin.test_parking import kill_arbiter
+from standin.test_residence import mover
+from support import wait_until
+
+SIZE = 77 * GIB  # of the 80 GiB of the GPU: beside it there is room for little more than contexts
+PIECE = 24 * MIB
+PIECES = 80  # so a program has almost 2 GiB
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def machine(make_machine: MakeMachine, native_dir: Path) -> Machine:
+    cuda = ("--cuda", str(native_dir / "sim" / CUDA), "--host-memory", str(4 * GIB))
+    return make_machine("h100:1", options=(*cuda, "--overcommit", "300"))
+
+
+class Program:
+    """A program that has filled its memory, each piece with another number."""
+
+    def __init__(self, machine: Machine, name: str, size: int = SIZE, pieces: int = PIECES) -> None:
+        self.machine, self.pieces = machine, pieces
+        self.grant: Grant = machine.grant(size, swap=True, name=name)
+        self.tenant: Tenant = machine.tenant(self.grant)
+        self.pointers: list[int] = []
+
+    def begin(self) -> Program:
+        self.tenant.start()
+        for number in range(self.pieces):
+            self.pointers.append(self.tenant.ok("alloc", PIECE))
+            self.tenant.does("fill", self.pointers[-1], number, PIECE)
+        self.tenant.does("synchronize")
+        return self
+
+    def looks(self) -> bool:
+        """Whether each piece has what it was filled with."""
+        self.tenant.does("fill", self.pointers[0], 0, PIECE)
+        return all(
+            self.tenant("read", pointer + PIECE - 8, 8) == [0, *[number] * 8]
+            for number, pointer in enumerate(self.pointers)
+        )
+
+    def status(self) -> dict[str, object]:
+        return self.machine.grant_status(self.grant)
+
+    def is_off(self) -> bool:
+        return bool(self.status()["off_turn"]) and self.status()["state"] == "parked"
+
+
+def in_use(machine: Machine) -> int:
+    return int(machine.status()["gpus"][0]["used_bytes"])
+
+
+def test_two_that_do_not_fit_together_both_run_and_only_what_must_leaves(machine: Machine) -> None:
+    first = Program(machine, "one").begin()
+    assert not first.is_off()
+    second = Program(machine, "two")
+    assert second.is_off()
+    second.begin()  # when the first has left as much as must
+    assert first.is_off()
+    away = sum(one["away_bytes"] for one in first.status()["processes"])
+    assert 0 < away < PIECE * PIECES / 2
+    for _ in range(2):
+        for one in (first, second):
+            assert one.looks()
+            assert in_use(machine) <= 80 * GIB
+    assert first.status()["off_times"] >= 2
+    assert first.tenant.end() == second.tenant.end() == ""
+
+
+def test_no_more_is_granted_than_overcommit_allows_nor_one_that_never_fits(
+    machine: Machine,
+) -> None:
+    with pytest.raises(NoCapacityError):  # the process that copies has a part of the GPU
+        machine.grant(80 * GIB, swap=True, name="whole")
+    for name in ("one", "two", "three"):
+        machine.grant(70 * GIB, swap=True, name=name)
+    with pytest.raises(NoCapacityError, match="300 %"):
+        machine.grant(30 * GIB, swap=True, name="four")
+    with pytest.raises(NoCapacityError):  # it would never leave, and what there is is promised
+        machine.grant(GIB, name="fixed")
+
+
+def test_two_that_are_busy_all_the_time_have_the_gpu_in_turn(machine: Machine) -> None:
+    both = [Program(machine, name).begin() for name in ("one", "two")]
+
+    def works(one: Program) -> bool:
+        while min(each.status()["off_times"] for each in both) < 3:
+            one.tenant.does("fill", one.pointers[0], 0, PIECE)
+            one.tenant.does("synchronize")
+        return one.looks()
+
+    with ThreadPoolExecutor() as threads:
+        assert all(threads.map(works, both))
+    assert all(one.status()["longest_off_ns"] < 15e9 for one in both)
+
+
+@pytest.mark.parametrize("which", ["arbiter", "mover", "other"])
+@pytest.mark.parametrize("when", ["leaving", "returning"])
+def test_whoever_is_killed_in_an_exchange_nothing_is_lost(
+    machine: Machine, which: str, when: str
+) -> None:
+    first = Program(machine, "one").begin()
+    second = Program(machine, "two").begin()
+    first.tenant.tell("read", first.pointers[0], 8)
+    looked = second if when == "leaving" else first
+    wait_until(lambda: looked.status()["parking"] == when)
+    if which == "arbiter":
+        kill_arbiter(machine)
+    elif which == "mover":
+        os.kill(mover(machine)["pid"], signal.SIGKILL)
+    else:
+        second.tenant.kill()
+    assert first.tenant.answer() == [0, *[0] * 8]
+    assert first.looks()
+    if which != "other":
+        assert second.looks()
+        assert first.looks()
+
+
+def test_a_stopped_program_keeps_nobody_else_off_the_gpu(machine: Machine) -> None:
+    first = Program(machine, "one", 40 * GIB, 4).begin()
+    second = Program(machine, "two", 36 * GIB, 4).begin()
+    os.kill(first.tenant.pid, signal.SIGSTOP)
+    try:
+        third = Program(machine, "three", 36 * GIB, 4).begin()
+        assert third.looks()
+        assert not first.is_off()
+        assert second.is_off()
+        wait_until(lambda: machine.grant_status(first.grant)["processes"][0]["stopped"])
+    finally:
+        os.kill(first.tenant.pid, signal.SIGCONT)
+    assert second.looks()
+    assert first.looks()
+
+
+def test_one_that_waits_for_a_stopped_program_says_so(machine: Machine) -> None:
+    first = Program(machine, "one").begin()
+    os.kill(first.tenant.pid, signal.SIGSTOP)
+    second = Program(machine, "two", pieces=1)
+    try:
+        second.tenant.tell("start", 0)
+        wait_until(lambda: "stopped" in str(second.status()["parking_why"]))
+        assert not second.tenant.has_answered()
+    finally:
+        os.kill(first.tenant.pid, signal.SIGCONT)
+    second.tenant.answer()
+    assert first.looks()
+
+
+def test_one_whose_memory_cannot_leave_stays_and_it_is_said_why(machine: Machine) -> None:
+    first = Program(machine, "one").begin()
+    first.tenant.ok("alloc_managed", MIB)
+    second = Program(machine, "two", pieces=1)
+    second.tenant.tell("start", 0)
+    wait_until(lambda: "unswappable" in str(second.status()["parking_why"]))
+    assert first.looks()
+    first.tenant.end()
+    second.tenant.answer()
+
+
+def test_a_program_that_dies_while_it_is_off_leaves_nothing(machine: Machine) -> None:
+    first = Program(machine, "one").begin()
+    second = Program(machine, "two").begin()
+    assert first.is_off()
+    first.tenant.kill()
+    wait_until(lambda: mover(machine)["copies"] == 0)
+    assert second.looks()
+    first.tenant, first.pointers = machine.tenant(first.grant), []
+    assert first.begin().looks()
+    assert second.looks()
