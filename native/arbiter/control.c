@@ -190,10 +190,11 @@ static bool await_staying(struct connection *connection, const struct grant *gra
 static bool set_state(struct connection *connection, struct grant *grant,
                       const struct control_request *request, struct failure *failure)
 {
+	/* It gets its memory when it has its turn. */
 	bool takes_turns = grant->record && grant->record->turn.takes &&
 	                   request->grant_state == ALIQUOT_GRANT_ACTIVE &&
-	                   grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_is_off(grant);
-	if (takes_turns ? !parking_take_turns(grant, failure)
+	                   grant_state(grant) == ALIQUOT_GRANT_PARKED;
+	if (takes_turns ? !grant_is_off(grant) && !parking_take_turns(grant, failure)
 	                : !grant_state_set(grant, request->grant_state, failure))
 		return false;
 	if (!takes_turns)

@@ -26,7 +26,8 @@ static uint64_t more_than(uint64_t value, uint64_t other)
 }
 
 struct pace {
-	uint64_t window_ns, exchange_ns, now;
+	uint64_t window_ns, shortest_ns; /* of a window, if nobody is overdue and if one is */
+	uint64_t exchange_ns, now;
 	double lead; /* by so much one that leaves was served more than the one that returns */
 };
 
@@ -57,6 +58,7 @@ static struct pace find_pace(const struct memory_member *members, size_t count,
 	window_ns = window_ns > shortest ? window_ns : shortest;
 	return (struct pace){
 		.window_ns = window_ns,
+		.shortest_ns = shortest,
 		.exchange_ns = exchange_ns,
 		.now = now,
 		.lead = sum > 0 ? (double)window_ns / sum : 0,
@@ -87,8 +89,8 @@ static bool is_before(const struct memory_member *one, const struct memory_membe
 }
 
 /* One that would not fit if all others left waits, and keeps nobody waiting. */
-static size_t find_claimant(const struct memory_member *members, size_t count, uint64_t room_bytes,
-                            const struct pace *pace)
+static size_t find_waiting(const struct memory_member *members, size_t count, uint64_t room_bytes,
+                           const struct pace *pace)
 {
 	size_t first = MEMORY_NONE;
 	uint64_t least = 0;
@@ -104,7 +106,7 @@ static size_t find_claimant(const struct memory_member *members, size_t count, u
 	return first;
 }
 
-static bool may_leave(const struct memory_member *member, const struct memory_member *claimant,
+static bool may_leave(const struct memory_member *member, const struct memory_member *waiter,
                       const struct pace *pace)
 {
 	uint64_t been = pace->now - member->since;
@@ -112,21 +114,21 @@ static bool may_leave(const struct memory_member *member, const struct memory_me
 		return false;
 	if (member->idle)
 		return true;
-	if (is_overdue(claimant, pace))
-		return been >= LEAST_WINDOW_NS && been >= LEAST_EXCHANGES * pace->exchange_ns;
-	return been >= pace->window_ns && member->served >= claimant->served + pace->lead;
+	if (is_overdue(waiter, pace))
+		return been >= pace->shortest_ns;
+	return been >= pace->window_ns && member->served >= waiter->served + pace->lead;
 }
 
 /* The next to leave of those that may and do not leave yet. */
-static size_t find_leaver(const struct memory_member *members, size_t count,
-                          const struct memory_member *claimant, const struct memory_plan *plan,
-                          const struct pace *pace)
+static size_t find_to_leave(const struct memory_member *members, size_t count,
+                            const struct memory_member *waiter, const struct memory_plan *plan,
+                            const struct pace *pace)
 {
 	size_t first = MEMORY_NONE;
 	for (size_t i = 0; i < count; i++) {
 		const struct memory_member *one = &members[i];
 		const struct memory_member *best = first == MEMORY_NONE ? one : &members[first];
-		if (plan->keep[i] != MEMORY_STAYS || !may_leave(one, claimant, pace))
+		if (plan->keep[i] != MEMORY_STAYS || !may_leave(one, waiter, pace))
 			continue;
 		bool comes_first = first == MEMORY_NONE ||
 		                   (one->idle != best->idle ? one->idle : one->served > best->served);
@@ -152,26 +154,26 @@ void memory_turns_plan(const struct memory_member *members, size_t count, uint64
 	uint64_t used = 0, to_come = 0;
 	struct pace pace = find_pace(members, count, exchange_ns, now);
 	out->window_ns = pace.window_ns;
-	out->claims = find_claimant(members, count, room_bytes, &pace);
+	out->waiting = find_waiting(members, count, room_bytes, &pace);
 	out->returns = false;
 	bool moves = false;
 	for (size_t i = 0; i < count; i++) {
 		out->keep[i] = MEMORY_STAYS;
 		used += has(&members[i]);
 		moves |= members[i].turn == MEMORY_LEAVING || members[i].turn == MEMORY_RETURNING;
-		if (i != out->claims && members[i].turn == MEMORY_OFF)
+		if (i != out->waiting && members[i].turn == MEMORY_OFF)
 			to_come += more_than(members[i].staying_bytes, members[i].least_bytes);
 	}
-	if (out->claims == MEMORY_NONE)
+	if (out->waiting == MEMORY_NONE)
 		return;
-	const struct memory_member *claimant = &members[out->claims];
-	uint64_t needed = used - claimant->staying_bytes + claimant->limit_bytes;
+	const struct memory_member *waiter = &members[out->waiting];
+	uint64_t needed = used - waiter->staying_bytes + waiter->limit_bytes;
 	out->returns = needed <= room_bytes;
 	if (out->returns || moves) /* one exchange at a time: others work meanwhile */
 		return;
 	uint64_t missing = needed - room_bytes;
 	while (missing > to_come) {
-		size_t next = find_leaver(members, count, claimant, out, &pace);
+		size_t next = find_to_leave(members, count, waiter, out, &pace);
 		if (next == MEMORY_NONE)
 			break;
 		take(&members[next], &out->keep[next], &missing);
@@ -182,7 +184,7 @@ void memory_turns_plan(const struct memory_member *members, size_t count, uint64
 		return;
 	}
 	for (size_t i = 0; missing && i < count; i++)
-		if (i != out->claims && members[i].turn == MEMORY_OFF)
+		if (i != out->waiting && members[i].turn == MEMORY_OFF)
 			take(&members[i], &out->keep[i], &missing);
 }
 

@@ -13,7 +13,7 @@
  * windows are.
  *
  * A window is as long as it must be for moving to cost at most 4 % of the time; shorter if somebody would be off
- * for longer than it accepts; and never shorter than three exchanges.
+ * for longer than it accepts; and never shorter than three exchanges or half of that time.
  *
  * How much leaves: what is missing for the one that returns, and no more. If one that leaves cannot free enough,
  * those that are off already leave more, and then a second one leaves.
@@ -46,8 +46,8 @@ struct memory_member {
 #define MEMORY_STAYS UINT64_MAX
 
 struct memory_plan {
-	size_t claims; /* who waits for room, or MEMORY_NONE */
-	bool returns;  /* it has it: it returns now */
+	size_t waiting; /* who waits for room, or MEMORY_NONE */
+	bool returns;   /* it has it: it returns now */
 	uint64_t *
 		keep; /* for each member what it may keep of the GPU, or MEMORY_STAYS; the caller's array */
 	uint64_t window_ns; /* how long a slice stays on if others wait */

@@ -60,11 +60,6 @@ bool residence_needs_snapshot(const struct grant *grant)
 	return residence_is_swappable(grant) && grant->process_count && grant->gpus[0];
 }
 
-static uint64_t at_most(uint64_t value, uint64_t most)
-{
-	return value < most ? value : most;
-}
-
 void residence_sum(const struct grant *grant, struct residence_sum *out)
 {
 	*out = (struct residence_sum){0};

@@ -182,7 +182,7 @@ static uint32_t leave_parts(const struct grant *grant, const struct memory_membe
 /* Why the one that waits is not back yet; NULL: it is not its turn yet. */
 static void say_why(const struct members *members, const struct memory_plan *plan, uint64_t now)
 {
-	struct grant *claimant = members->grants[plan->claims];
+	struct grant *waiter = members->grants[plan->waiting];
 	for (size_t i = 0; i < members->count; i++) {
 		const struct grant *one = members->grants[i];
 		const char *stopped = parking_has_stopped(one) ? "a program of it is stopped" : NULL;
@@ -193,11 +193,11 @@ static void say_why(const struct members *members, const struct memory_plan *pla
 		                  : now < one->parking.refuses_until ? one->parking.why
 		                                                     : "";
 		snprintf(text, sizeof(text), "%s does not leave the GPU: %.150s",
-		         grant_name_for(one, claimant->owner_uid), why);
-		parking_say_why(claimant, text);
+		         grant_name_for(one, waiter->owner_uid), why);
+		parking_say_why(waiter, text);
 		return;
 	}
-	parking_say_why(claimant, "");
+	parking_say_why(waiter, "");
 }
 
 /* Returns whether a grant waits for its turn. */
@@ -213,9 +213,9 @@ static bool rotate(struct arbiter *arbiter, const struct gpu *gpu, struct member
 	uint64_t rigid = present > members_bytes ? present - members_bytes : 0;
 	uint64_t room = gpu->memory_bytes > rigid ? gpu->memory_bytes - rigid : 0;
 	memory_turns_plan(members->all, members->count, room, exchange_ns(members), now, &plan);
-	if (plan.claims == MEMORY_NONE)
+	if (plan.waiting == MEMORY_NONE)
 		return false;
-	if (plan.returns && parking_return(members->grants[plan.claims]))
+	if (plan.returns && parking_return(members->grants[plan.waiting]))
 		return true;
 	for (size_t i = 0; i < members->count && !plan.returns; i++) {
 		if (members->keep[i] == MEMORY_STAYS)

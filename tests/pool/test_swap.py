@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from aliquot.slices.arbiter_status import SharedGpu
     from pool.conftest import PoolUp
 
+LOOKS = Path(__file__).with_name("looks_when_asked.py")
+
 pytestmark = pytest.mark.timeout(300)
 
 PATTERN = Path(__file__).with_name("keeps_a_pattern.py")
@@ -367,3 +369,38 @@ def test_an_admin_says_how_much_of_the_host_it_may_take(down_pool: PoolUp, tmp_p
     assert (shown["limit_bytes"], shown["used_bytes"]) == (3 * GIB, 0)
     down_pool.ask("cancel", "one")
     down_pool.wait_for("one", "Cancelled")
+
+
+def test_jobs_that_want_more_than_the_gpu_has_run_in_turns(
+    down_pool: PoolUp, tmp_path: Path
+) -> None:
+    config = tmp_path / "pool.toml"
+    config.write_text("[swap]\novercommit = 2\n")
+    config.chmod(0o600)
+    down_pool.up("--config", str(config))
+    names = ("one", "two")
+    for name in names:
+        asked = tmp_path / name
+        command = (sys.executable, str(LOOKS), str(100 << 20), str(asked))
+        size = ("--gpu", "0", "--memory", "60GiB", "--swap")
+        down_pool.submit("--name", name, *size, "--", *command)
+
+    def looks(name: str) -> None:
+        before = down_pool.log(name).count("same")
+        (tmp_path / name).touch()
+        wait_until(lambda: down_pool.log(name).count("same") > before, 60)
+
+    wait_until(lambda: all("ready" in down_pool.log(name) for name in names), 60)
+    for name in (*names, *names):
+        looks(name)
+    down_pool.ask("suspend", "one")
+    down_pool.wait_for("one", "Suspended")
+    looks("two")
+    down_pool.ask("resume", "one")
+    down_pool.wait_for("one", "Running")
+    for name in names:
+        looks(name)
+        (tmp_path / name).with_suffix(".end").touch()
+    for name in names:
+        down_pool.wait_for(name, "Succeeded")
+    down_pool.leaves_nothing()

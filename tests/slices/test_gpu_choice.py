@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model import Amount, Grant, GrantState, Priority, Request, Slice
+from aliquot.model import (
+    Amount,
+    Grant,
+    GrantState,
+    MemoryTurns,
+    Priority,
+    Request,
+    Residence,
+    Slice,
+)
 from aliquot.model.errors import InvalidValueError, NoCapacityError, NoGpuError
 from aliquot.model.selection import GpuSelection
 from aliquot.slices.gpu_choice import find_gpus, free_bytes, free_percent, judge_gpus
@@ -300,3 +309,41 @@ def test_a_choice_fits_and_is_deterministic(request_: Request, machine: list[Sha
         else:
             assert request_.bytes_on(gpu) <= free_bytes(shared)
     assert find_gpus(request_, list(reversed(machine)), ()) == chosen
+
+
+class TestOvercommit:
+    """A GPU of 80 GiB on which slices take turns with 1.5 times its memory."""
+
+    def grants(self, *sizes: int) -> list[Grant]:
+        turns = {"residence": Residence.GPU, "turns": MemoryTurns(15.0)}
+        return [replace(make_grant(gpu0=size * GIB), **turns) for size in sizes]  # type: ignore[arg-type]
+
+    def finds(self, gib: int, grants: list[Grant], *, swap: bool = True) -> bool:
+        granted = sum(grant.bytes_on(uuid_of(0)) for grant in grants)
+        one = replace(make_shared(0, granted=granted), overcommit=1.5)
+        request = Request(memory=Amount(bytes=gib * GIB), swap=swap)
+        try:
+            return bool(find_gpus(request, [one], grants))
+        except NoCapacityError:
+            return False
+
+    def test_slices_that_take_turns_have_more_than_the_gpu_together(self) -> None:
+        assert self.finds(50, self.grants(50))
+        assert self.finds(70, self.grants(50))
+        assert not self.finds(71, self.grants(50))
+
+    def test_a_slice_that_takes_no_turns_gets_what_all_others_leave(self) -> None:
+        assert self.finds(30, self.grants(50), swap=False)
+        assert not self.finds(31, self.grants(50), swap=False)
+        assert not self.finds(1, self.grants(50, 50), swap=False)
+
+    def test_each_fits_by_itself_beside_what_does_not_move(self) -> None:
+        fixed = [make_grant(gpu0=20 * GIB)]
+        assert self.finds(59, [*fixed, *self.grants(40)])
+        assert not self.finds(60, [*fixed, *self.grants(40)])  # and 1 GiB that the other leaves
+        assert not self.finds(2, [make_grant(gpu0=40 * GIB), *self.grants(40)])
+
+    def test_without_it_nothing_changes(self) -> None:
+        one = make_shared(0, granted=50 * GIB)
+        with pytest.raises(NoCapacityError):
+            find_gpus(Request(memory=Amount(bytes=31 * GIB), swap=True), [one], self.grants(50))

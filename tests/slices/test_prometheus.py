@@ -15,6 +15,7 @@ from aliquot.model import (
     Gates,
     GpuProcess,
     GrantState,
+    MemoryTurns,
     Parking,
     Policy,
     Priority,
@@ -73,6 +74,7 @@ def test_all_metrics_have_units() -> None:
         "aliquot_gpu_memory_bytes": [(of_gpu, 80 * GIB)],
         "aliquot_gpu_memory_used_bytes": [(of_gpu, GIB)],
         "aliquot_gpu_memory_granted_bytes": [(of_gpu, 8 * GIB)],
+        "aliquot_gpu_memory_moving_ratio": [(of_gpu, 0)],
         "aliquot_gpu_contended": [(of_gpu, 1)],
         "aliquot_gpu_stranger_processes": [(of_gpu, 1)],
         "aliquot_gpu_stranger_memory_bytes": [(of_gpu, GIB)],
@@ -129,6 +131,15 @@ def test_a_slice_that_is_not_active_or_not_seen_is_not_idle() -> None:
     for one in (replace(grant, state=GrantState.PARKED), unseen):
         text = exposition(replace(status(), grants=(one,)))
         assert "aliquot_slice_idle_seconds" not in text
+
+
+def test_a_slice_that_takes_turns_with_memory_says_how_long_it_was_off() -> None:
+    (grant,) = status().grants
+    turns = MemoryTurns(15.0, is_off=True, times=3, seconds=30.0, longest_seconds=12.5)
+    found = samples(exposition(replace(status(), grants=(replace(grant, turns=turns),))))
+    assert found["aliquot_slice_off_total"] == [(OF_SLICE, 3)]
+    assert found["aliquot_slice_off_seconds_total"] == [(OF_SLICE, 30.0)]
+    assert found["aliquot_slice_off_longest_seconds"] == [(OF_SLICE, 12.5)]
 
 
 def test_a_slice_that_never_waited_has_no_quantiles() -> None:

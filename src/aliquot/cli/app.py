@@ -648,7 +648,7 @@ def limits(
         "aliquot arbiter --simulate h100:8",
     )
 )
-def arbiter(
+def arbiter(  # noqa: PLR0913, PLR0917 - its options
     simulate: Simulate = None,
     users: Annotated[
         Path | None,
@@ -700,8 +700,10 @@ def arbiter(
     arbiter, which `aliquot run` starts and which does not see the grants of other users.
     """
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
+    from aliquot.slices.arbiter_process import ArbiterSettings  # noqa: PLC0415
 
-    serve(simulate, users, unjoined, admission, host_memory, overcommit)
+    asked = ArbiterSettings(users, unjoined, admission, overcommit=overcommit)
+    serve(simulate, asked, host_memory)
 
 
 Prefix = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aliquot import slices
@@ -16,33 +17,34 @@ from aliquot.slices.share_problems import lost_shares
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aliquot.model import Unjoined
+    from aliquot.slices.arbiter_process import ArbiterSettings
 
 
-def serve(
-    simulate: str | None,
-    users: Path | None,
-    unjoined: Unjoined,
-    admission: Admission,
-    host_memory: str | None,
-    overcommit: float | None,
-) -> None:
-    """Become the arbiter of this machine, or of a simulated one."""
+def serve(simulate: str | None, asked: ArbiterSettings, host_memory: str | None) -> None:
+    """Become the arbiter of this machine, or of a simulated one.
+
+    What `asked` and `host_memory` leave open is as in pool.toml, if a pool admits.
+    """
     state = slices.locate(parse_shape(simulate) if simulate else None)
     driver = state.driver()
     if state.shape is None:
         check_version(driver)
     slices.prepare(state)
-    host_bytes = None if host_memory is None else parse_host_memory(host_memory, "--host-memory")
-    if admission is Admission.POOL:
-        policy = PolicyFile(FILE if FILE.exists() else None).policy
-        users = write_limits(state.directory, policy) if users is None else users
-        host_bytes = policy.host_bytes if host_bytes is None else host_bytes
-        overcommit = policy.overcommit if overcommit is None else overcommit
-    settings = arbiter_process.ArbiterSettings(
-        users, unjoined, admission, host_bytes=host_bytes, overcommit=overcommit or 1.0
+    if host_memory is not None:
+        asked = replace(asked, host_bytes=parse_host_memory(host_memory, "--host-memory"))
+    slices.serve(state.directory, driver, _with_policy(state.directory, asked))
+
+
+def _with_policy(directory: Path, asked: ArbiterSettings) -> ArbiterSettings:
+    if asked.admission is not Admission.POOL:
+        return asked
+    policy = PolicyFile(FILE if FILE.exists() else None).policy
+    return replace(
+        asked,
+        users=write_limits(directory, policy) if asked.users is None else asked.users,
+        host_bytes=policy.host_bytes if asked.host_bytes is None else asked.host_bytes,
+        overcommit=policy.overcommit if asked.overcommit is None else asked.overcommit,
     )
-    slices.serve(state.directory, driver, settings)
 
 
 def restart(simulate: str | None) -> bool:

@@ -79,8 +79,8 @@ __all__ = [
     "GrantChange",
     "GrantState",
     "Life",
-    "MemoryTurns",
     "Link",
+    "MemoryTurns",
     "Moved",
     "Parking",
     "ParkingStep",
@@ -110,9 +110,8 @@ __getattr__ = lazy.names_of(
     {
         "compute": "ComputeUse Gates Turn",
         "gpu": "Gpu GpuProcess Link",
-        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life MemoryTurns Moved Parking ParkingStep "
-        "Policy "
-        "Priority Process Residence Slice SliceUse Unjoined check_name name_for",
+        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life MemoryTurns Moved Parking "
+        "ParkingStep Policy Priority Process Residence Slice SliceUse Unjoined check_name name_for",
         "grant_change": "GrantChange",
         "request": "Request",
         "units": "Amount format_bytes format_count format_duration format_share parse_amount "

@@ -34,7 +34,7 @@ from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.idle import idle_together
 from aliquot.pool.json_files import read_json, write_json
 from aliquot.pool.slots import FREEZE_REQUEST, GRANT, SlotFolder, folders
-from aliquot.slices import arbiter_process, checkpoint, control
+from aliquot.slices import arbiter_process, checkpoint, control, moving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,7 +213,7 @@ class LocalWorkers:
         directory, names = self._runtime.state, [grant_name(stored, slot) for slot in slots]
         try:
             for name in names:
-                control.set_state(directory, name, GrantState.SWITCHING)
+                moving.reserve(directory, name)
             checkpoint.check_can_thaw(control.status(directory), names)
             self.on_change()
         except control.NoArbiterError:

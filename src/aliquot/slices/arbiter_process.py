@@ -49,8 +49,8 @@ class ArbiterSettings:
     Whatever starts the next one, the limits of users and the policy stay. `users`: the file of
     their limits; None: the default. `foreground`: a service manager or a person started it, and may
     be about to start the next one. `host_bytes`: what it takes of the host's memory at most, for
-    memory that leaves GPUs; None: the default. `overcommit`: how many times a GPU's memory slices may
-    have together that take turns with it.
+    memory that leaves GPUs; None: the default. `overcommit`: how many times a GPU's memory slices
+    may have together that take turns with it; None: as much as it has.
     """
 
     users: Path | None = None
@@ -58,7 +58,7 @@ class ArbiterSettings:
     admission: Admission = Admission.USERS
     foreground: bool = False
     host_bytes: int | None = None
-    overcommit: float = 1.0
+    overcommit: float | None = None
 
     @classmethod
     def of(cls, directory: Path) -> ArbiterSettings:
@@ -66,13 +66,14 @@ class ArbiterSettings:
         try:
             stored = json.loads((directory / SETTINGS).read_text("utf-8"))
             users, host = stored["users"], stored.get("host_memory_bytes")
+            overcommit = stored.get("overcommit")
             return cls(
                 None if users is None else Path(users),
                 Unjoined(stored["unjoined"]),
                 Admission(stored.get("admission", Admission.USERS)),  # an earlier one has none
                 bool(stored.get("foreground", False)),
                 None if host is None else int(host),
-                float(stored.get("overcommit", 1.0)),
+                None if overcommit is None else float(overcommit),
             )
         except FileNotFoundError:
             return cls()
@@ -304,7 +305,7 @@ def _command(directory: Path, driver: Driver, settings: ArbiterSettings) -> list
     options += ["--unjoined", str(settings.unjoined), "--admission", str(settings.admission)]
     if settings.host_bytes is not None:
         options += ["--host-memory", str(settings.host_bytes)]
-    if settings.overcommit > 1:
+    if settings.overcommit is not None:
         options += ["--overcommit", str(round(settings.overcommit * 100))]
     return [_program(), *options, *([] if users is None else ["--users", str(users)])]
 

@@ -54,7 +54,7 @@ def judge_gpus(
 
     def order(one: SharedGpu) -> tuple[object, ...]:
         lacks = _lack(request, one, grants) is not None
-        preferred = preference(request, _capacity(one, grants))
+        preferred = preference(request, _capacity(request, one, grants))
         return lacks, preferred, one.gpu.index
 
     verdicts = []
@@ -87,7 +87,7 @@ def find_gpus(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Gran
             _no_capacity(request, gpus, grants, len(fitting)),
             _request_less(request, usable, grants),
         )
-    chosen = choose_gpus(request, [_capacity(one, grants) for one in fitting])
+    chosen = choose_gpus(request, [_capacity(request, one, grants) for one in fitting])
     assert chosen is not None  # noqa: S101 - all of them fit, by the lines above
     return chosen
 
@@ -118,10 +118,10 @@ def _able(request: Request, gpus: Sequence[SharedGpu]) -> list[SharedGpu]:
     return usable
 
 
-def _capacity(one: SharedGpu, grants: Sequence[Grant]) -> GpuCapacity:
+def _capacity(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> GpuCapacity:
     return GpuCapacity(
         gpu=one.gpu,
-        bytes_free=free_bytes(one),
+        bytes_free=_free_for(request, one, grants),
         percent_free=free_percent(one, grants),
         unused_bytes=max(0, one.gpu.memory_bytes - one.gpu.used_bytes),
         holders=_slices_on(one, grants),

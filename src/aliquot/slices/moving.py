@@ -74,22 +74,28 @@ def freeze(state: Path, name: str, is_wanted: Callable[[], bool] = lambda: True)
             raise
 
 
+def reserve(state: Path, name: str) -> bool:
+    """Have a parked grant get its slice back; NoCapacityError.
+
+    False: it takes turns with memory, which comes back by itself when it has its turn.
+    """
+    takes_turns = find_grant(state, name).turns is not None
+    control.set_state(state, name, GrantState.ACTIVE if takes_turns else GrantState.SWITCHING)
+    return not takes_turns
+
+
 def thaw(state: Path, name: str) -> None:
     """Bring the memory of all processes of a grant back to its GPU, and let them continue.
 
     RetryLaterError: the grant does not fit, or some memory is not back yet. CannotFreezeError: a
     copy is lost.
     """
-    takes_turns = find_grant(state, name).turns is not None
     with no_refusal():
         try:
-            control.set_state(
-                state, name, GrantState.ACTIVE if takes_turns else GrantState.SWITCHING
-            )
+            if not reserve(state, name):
+                return
         except NoCapacityError as error:
             raise RetryLaterError(error.message) from error
-        if takes_turns:  # its memory comes back when it has its turn
-            return
         control.move(state, name, Residence.GPU)
         _await(state, name, _has_returned, partial(_check_returning, FAILING_SECONDS))
         control.set_state(state, name, GrantState.ACTIVE)

@@ -133,21 +133,21 @@ static void decide(struct scene *scene)
 		const struct memory_member *member = &scene->members[i];
 		if (keep[i] == MEMORY_STAYS)
 			continue;
-		CHECK(plan.claims != MEMORY_NONE && !plan.returns && i != plan.claims);
+		CHECK(plan.waiting != MEMORY_NONE && !plan.returns && i != plan.waiting);
 		CHECK(member->turn == MEMORY_ON || member->turn == MEMORY_OFF);
 		CHECK(!member->refuses && keep[i] >= member->least_bytes && keep[i] < has(member));
 		freed += has(member) - keep[i];
 	}
-	if (plan.claims == MEMORY_NONE)
+	if (plan.waiting == MEMORY_NONE)
 		return;
-	const struct memory_member *claimant = &scene->members[plan.claims];
-	CHECK(claimant->turn == MEMORY_OFF && claimant->wanted_at);
-	uint64_t needed = used - claimant->staying_bytes + claimant->limit_bytes;
+	const struct memory_member *waiter = &scene->members[plan.waiting];
+	CHECK(waiter->turn == MEMORY_OFF && waiter->wanted_at);
+	uint64_t needed = used - waiter->staying_bytes + waiter->limit_bytes;
 	CHECK(plan.returns == (needed <= scene->room));
 	if (freed) /* neither more nor less than is missing */
 		CHECK(needed - freed == scene->room);
 	if (plan.returns)
-		begin(scene, plan.claims, MEMORY_RETURNING);
+		begin(scene, plan.waiting, MEMORY_RETURNING);
 	for (size_t i = 0; i < scene->count; i++) {
 		if (keep[i] == MEMORY_STAYS)
 			continue;
