@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster import gangs
+from cluster.api import ApiError
 from cluster.cluster import Cluster
 from cluster.gangs import Stage
 from cluster.manifests import pod
@@ -201,7 +202,10 @@ def test_a_queue_reclaims_its_quota_from_a_borrowing_gang_in_seconds(
 def test_an_extender_killed_between_evictions_leaves_no_half_victim(
     stage: Stage, namespace: str
 ) -> None:
-    """A budget keeps one half of them while it dies."""
+    """The API server keeps one half of them while it dies.
+
+    A disruption budget would keep all of them: nobody is chosen whom one protects.
+    """
     stage.add_nodes(8, gpus=8)
     for name, quota in {"owner": 1, "borrower": 63}.items():
         one = {"metadata": {"name": name}, "spec": {"quota": {"gpus": quota}}}
@@ -209,10 +213,18 @@ def test_an_extender_killed_between_evictions_leaves_no_half_victim(
         stage.cluster.api.create(QUEUES, {**kind, **one})
     guests = stage.submit(namespace, "guest", 64, labels={"aliquot.io/queue": "borrower"})
     stage.wait_phase(namespace, "guest", "Bound", 60)
-    of = f"--namespace={namespace}"
-    stage.cluster.kubectl("label", "pods", *list(guests)[:32], "kept=back", of)
-    budget = ("kept", of, "--selector=kept=back", "--min-available=100%")
-    stage.cluster.kubectl("create", "poddisruptionbudget", *budget)
+    stage.cluster.apply(*keeping(guests[:32]))
+    path = f"/api/v1/namespaces/{namespace}/pods/{guests[0]}/eviction"
+    trial = {"metadata": {"name": guests[0]}, "deleteOptions": {"dryRun": ["All"]}}
+
+    def is_kept() -> bool:
+        try:
+            stage.cluster.api.create(path, {**EVICTION, **trial})
+        except ApiError:
+            return True
+        return False
+
+    stage.cluster.wait_until(is_kept, 30, "the API server knows the policy")
     stage.submit(namespace, "host", 1, labels={"aliquot.io/queue": "owner"})
 
     def staying() -> int:
@@ -224,12 +236,42 @@ def test_an_extender_killed_between_evictions_leaves_no_half_victim(
     stage.cluster.wait_until(lambda: staying() == 32, 30, "all are evicted that may be")
     server = stage.replicas[0].server
     server.kill()
-    stage.cluster.kubectl("delete", "poddisruptionbudget", "kept", of)
+    stage.cluster.kubectl("delete", "validatingadmissionpolicybinding", "kept")
     assert staying() == 32
     server.start()
     stage.wait_leader()
     stage.cluster.wait_until(lambda: set(stage.bound(namespace)) == {"host-0"}, 60, "all have gone")
+    stage.cluster.kubectl("delete", "validatingadmissionpolicy", "kept")
     stage.cluster.kubectl("delete", "queues", "--all")
+
+
+EVICTION = {"apiVersion": "policy/v1", "kind": "Eviction"}
+ADMISSION = "admissionregistration.k8s.io/v1"
+
+
+def keeping(names: list[str]) -> list[dict[str, Any]]:
+    """A policy that lets nobody evict these pods."""
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "resources": ["pods/eviction"],
+        "operations": ["CREATE"],
+    }
+    policy = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": f"!(object.metadata.name in {names})"}],
+    }
+    binding = {"policyName": "kept", "validationActions": ["Deny"]}
+    kind = "ValidatingAdmissionPolicy"
+    return [
+        {"apiVersion": ADMISSION, "kind": kind, "metadata": {"name": "kept"}, "spec": policy},
+        {
+            "apiVersion": ADMISSION,
+            "kind": f"{kind}Binding",
+            "metadata": {"name": "kept"},
+            "spec": binding,
+        },
+    ]
 
 
 def in_seconds(limit: float, alone: float) -> float:

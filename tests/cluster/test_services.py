@@ -108,6 +108,23 @@ def test_a_deployment_reclaims_its_quota_as_it_is_scaled_up(stage: Stage, namesp
     stage.check_gpus(namespace)
 
 
+def test_a_disruption_budget_protects_a_borrower(stage: Stage, namespace: str) -> None:
+    stage.add_nodes(1, gpus=2)
+    set_quotas(stage, owner=2, borrower=0)
+    for name in ("db", "batch"):
+        deploy(stage, namespace, name, 1, "borrower")
+    budget = ("kept", f"-n{namespace}", "--selector=app=db", "--max-unavailable=0")
+    stage.cluster.kubectl("create", "poddisruptionbudget", *budget)
+    wait_gpus(stage, namespace, db=1, batch=1)
+    deploy(stage, namespace, "web", 2, "owner")
+    wait_gpus(stage, namespace, db=1, web=1)
+    waits = "disruption budgets protect pod"
+    what = "the other replica says why it waits"
+    gangs_of = ("get", "gangs", f"-n{namespace}", "-oyaml")
+    stage.cluster.wait_until(lambda: waits in stage.cluster.kubectl(*gangs_of), 30, what)
+    assert have_gpus(stage, namespace) == {"db": 1, "web": 1}
+
+
 def test_only_our_scheduler_evicts_pods_with_gpus(stage: Stage, namespace: str) -> None:
     """The node has CPU for one of them, and kube-scheduler would evict by priority alone."""
     (node,) = stage.nodes.add(1, capacity={"cpu": 4, "memory": "16Gi", "pods": 10})

@@ -93,7 +93,9 @@ class Scheduler:
             presets, by=options.strategy, labels=gangs.labels, assumed=gangs.assumed, now=now
         )
         self.cluster = self._view.cluster
-        self._watches = ClusterWatches(client, self._view, self._changes.notify, self._pod_changed)
+        self._watches = ClusterWatches(
+            client, self._view, self._changes.notify, self._pod_changed, with_budgets=True
+        )
         self._elector = Elector(
             client,
             namespace=self._namespace,

@@ -22,7 +22,7 @@ from aliquot.model.strength import UNKNOWN, format_strength
 from aliquot.placement.core.demand import Running
 from aliquot.placement.gangs.backfill import plan_starts
 from aliquot.placement.gangs.plan import plan_gang
-from aliquot.placement.queues.question import DecisionInput, ElasticSurplus
+from aliquot.placement.queues.question import DecisionInput, DisruptionBudget, ElasticSurplus
 from aliquot.placement.queues.quota import (
     WITH_THIS,
     Tree,
@@ -35,7 +35,7 @@ from aliquot.placement.queues.quota import (
 from aliquot.placement.queues.reclaim import Preemptions
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Gang, Placement
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aliquot.placement.queues.preempt import Preemption
     from aliquot.placement.queues.quota import Path, Resources
 
-__all__ = ["Decision", "DecisionInput", "ElasticSurplus", "decide"]
+__all__ = ["Decision", "DecisionInput", "DisruptionBudget", "ElasticSurplus", "decide"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class Decision:
     victims were searched for, and `skipped` how many more may preempt. `timeline` is what stays
     free for other work, if any start is planned. `at_limit` is the first gang that waits for each
     limit, by its queue; `limited` are all that wait for one. `shrink_requests` are the elastic jobs
-    that are to shrink for a gang, each with how long that takes.
+    that are to shrink for a gang, each with how long that takes. `disruption_protected` are the
+    victims that disruption budgets keep from a gang, by its name.
     """
 
     starts: tuple[Running, ...] = ()
@@ -73,6 +74,7 @@ class Decision:
     at_limit: Mapping[Path, Gang] = field(default_factory=dict)
     limited: frozenset[str] = frozenset()
     shrink_requests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    disruption_protected: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def decide(question: DecisionInput) -> Decision:
@@ -126,6 +128,7 @@ def decide(question: DecisionInput) -> Decision:
         ),
         limited=frozenset({*over, *above, *too_much}),
         shrink_requests=search.shrink_requests,
+        disruption_protected=search.disruption_protected,
     )
 
 

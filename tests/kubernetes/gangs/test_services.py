@@ -180,6 +180,53 @@ def test_nobody_is_evicted_on_a_node_that_kube_scheduler_does_not_offer() -> Non
     played(World(1, 1), play)
 
 
+# --- disruption budgets ---------------------------------------------------------------------------
+
+
+def put_budget(world: World, allowed: int, labels: dict[str, str]) -> None:
+    """A budget of pods with these labels, as the API server counts it."""
+    world.api.put(
+        "poddisruptionbudgets",
+        {
+            "metadata": {"name": "kept", "namespace": "ns"},
+            "spec": {"selector": {"matchLabels": labels}},
+            "status": {"disruptionsAllowed": allowed},
+        },
+    )
+
+
+def test_a_pod_that_a_budget_protects_is_not_chosen() -> None:
+    async def play(world: World, _: Replica) -> None:
+        set_quotas(world, own=1)
+        for name, labels in (("a", {"app": "db"}), ("b", {"app": "batch"})):
+            world.pod(name, gpu=1, labels={**GUEST, **labels})
+        await until(lambda: len(world.bound()) == 2)
+        put_budget(world, 0, {"app": "db"})
+        world.pod("service", gpu=1, labels=OWN)
+        await until(lambda: "service" in world.bound())
+        assert world.bound().keys() == {"a", "service"}
+        assert evictions(world) == 1
+
+    played(World(2), play)
+
+
+def test_nobody_is_evicted_if_a_budget_keeps_one_of_two_pods_that_are_in_the_way() -> None:
+    """The service needs both GPUs. The budget allows one eviction, then two."""
+
+    async def play(world: World, _: Replica) -> None:
+        set_quotas(world, own=2)
+        put_budget(world, 1, GUEST)
+        await guests_run(world, 2)
+        world.pod("service", gpu=2, labels=OWN)
+        why = "disruption budgets protect pod ns/guest-0, pod ns/guest-1 from eviction"
+        await until(lambda: why in world.why("pod.service"))
+        assert not evictions(world)
+        put_budget(world, 2, GUEST)
+        await until(lambda: world.bound() == {"service": "n0"})
+
+    played(World(2), play)
+
+
 # --- kube-scheduler's own preemption --------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 - `admission`: the queue and the size that a pod was admitted to, annotations.
 - `backoff`: how long to wait between failing tries.
+- `budget`: the PodDisruptionBudget object.
 - `changes`: waiting for the next change.
 - `client`: typed requests.
 - `elasticjob`: the ElasticJob object.

@@ -7,11 +7,14 @@ Decoding skips all other fields, so a list of pods is cheap. The `Resource` of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
 from aliquot.kubernetes.api import gpunode, queue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Quantity = str | int
 
@@ -80,11 +83,29 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class Expression(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A requirement on a label or field of a node."""
+    """A requirement on a label or field of an object."""
 
     key: str
     operator: str
     values: tuple[str, ...] = ()
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels or fields fulfils it."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+        try:
+            ours, theirs = int(value or ""), int(self.values[0])
+        except (ValueError, IndexError):
+            return False
+        return ours > theirs if self.operator == "Gt" else ours < theirs
 
 
 class NodeTerm(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

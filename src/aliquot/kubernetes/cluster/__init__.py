@@ -1,6 +1,7 @@
 """The view of the cluster that the extender, gangs and jobs share.
 
 - `allocations`: what each workload has, and what counts for each queue's quota and limit.
+- `budgets`: which pods disruption budgets protect from eviction.
 - `cluster`: what is free on all nodes now: allocations of pods, and reservations for pods.
 - `constraints`: which nodes accept a pod, by taints, selectors and affinity.
 - `demands`: what containers ask for, as demands of `placement`.

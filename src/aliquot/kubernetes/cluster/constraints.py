@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from aliquot.kubernetes.api.objects import (
-        Expression,
         NodeTerm,
         NodeTerms,
         Pod,
@@ -124,23 +123,6 @@ def _tolerates(one: Toleration, taint: Taint) -> bool:
 def _holds(term: NodeTerm, name: str, labels: Mapping[str, str]) -> bool:
     if not (term.match_expressions or term.match_fields):
         return False
-    return all(_is(one, labels) for one in term.match_expressions) and all(
-        _is(one, {"metadata.name": name}) for one in term.match_fields
+    return all(one.holds(labels) for one in term.match_expressions) and all(
+        one.holds({"metadata.name": name}) for one in term.match_fields
     )
-
-
-def _is(one: Expression, labels: Mapping[str, str]) -> bool:
-    value = labels.get(one.key)
-    if one.operator == "In":
-        return value in one.values
-    if one.operator == "NotIn":
-        return value not in one.values
-    if one.operator == "Exists":
-        return value is not None
-    if one.operator == "DoesNotExist":
-        return value is None
-    try:
-        ours, theirs = int(value or ""), int(one.values[0])
-    except (ValueError, IndexError):
-        return False
-    return ours > theirs if one.operator == "Gt" else ours < theirs

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+from aliquot.kubernetes.cluster.budgets import Budgets
 from aliquot.kubernetes.cluster.cluster import Cluster
 from aliquot.kubernetes.cluster.membership import is_placeholder, membership_of
 from aliquot.kubernetes.cluster.queues import Queues
@@ -38,6 +39,7 @@ class ClusterView:
     - `queues`: all queues, and which queue a pod is in
     - `workloads`: all live pods that ask for GPUs, and the gangs that they form
     - `by_workload`: what each workload and each queue has
+    - `budgets`: which pods disruption budgets protect
     - `topology`: racks and blocks, and which pods a node accepts
 
     `assumed` is how many seconds a pod runs that does not say it.
@@ -61,6 +63,7 @@ class ClusterView:
         self._largest_gpus: Counter[int] = Counter()  # how many nodes have a largest GPU of a size
         self.cluster = Cluster(presets=presets, by=by)
         self.queues = Queues()
+        self.budgets = Budgets()
         self.workloads = workloads(self.queues.queue_of, self.asks, assumed)
         self.by_workload = WorkloadAllocations(self.cluster, self.workloads, self.queues)
         self.topology = Topology(self.cluster, lambda: self._nodes, labels)

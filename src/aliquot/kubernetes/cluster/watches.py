@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from aliquot.kubernetes.api.budget import BUDGETS
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.gpunode import says_the_same
 from aliquot.kubernetes.api.objects import (
@@ -22,6 +23,7 @@ from aliquot.kubernetes.api.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aliquot.kubernetes.api.budget import PodDisruptionBudget
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.objects import GpuNode, Node, Pod
     from aliquot.kubernetes.api.watch import OnChange
@@ -36,6 +38,7 @@ class ClusterWatches:
     """Watches that feed a view. `changed` is called after each change that may matter.
 
     `pod_changed` is called with a pod before and after a change, when the view has it already.
+    `with_budgets`: PodDisruptionBudgets are watched too, by those who evict.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class ClusterWatches:
         view: ClusterView,
         changed: Callable[[], None],
         pod_changed: OnChange[Pod] = lambda _before, _now: None,
+        *,
+        with_budgets: bool = False,
     ) -> None:
         self._client = client
         self._view = view
@@ -54,10 +59,13 @@ class ClusterWatches:
         self.gpu_nodes = Watch(client, GPU_NODES, self._on_gpu_node)
         self.queues = Watch(client, QUEUES, self._feeding(view.queues.set_queue))
         self.namespaces = Watch(client, NAMESPACES, self._feeding(view.queues.set_namespace))
+        self.budgets = Watch(client, BUDGETS, self._on_budget) if with_budgets else None
 
     @property
     def _all(self) -> list[Watch[Any]]:
-        return [self.pods, self.nodes, self.gpu_nodes, self.queues, self.namespaces]
+        every: list[Watch[Any]] = [self.pods, self.nodes, self.gpu_nodes]
+        every += [self.queues, self.namespaces]
+        return every if self.budgets is None else [*every, self.budgets]
 
     async def run(self) -> None:
         """Keep the view up to date, until cancelled."""
@@ -125,6 +133,13 @@ class ClusterWatches:
             return  # its agent lives, and nothing has changed
         if one := now or before:
             self._view.set_gpu_node(one.metadata.name, now)
+            self._changed()
+
+    def _on_budget(
+        self, before: PodDisruptionBudget | None, now: PodDisruptionBudget | None
+    ) -> None:
+        if one := now or before:
+            self._view.budgets.set(one.metadata.namespace, one.metadata.name, now)
             self._changed()
 
     def _feeding(self, feed: Callable[[str, T | None], None]) -> OnChange[T]:

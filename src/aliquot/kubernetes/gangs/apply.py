@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from aliquot.placement.queues.quota import Sums
 
 NAMED = 3  # nodes that a sentence names
+PROTECTED = "disruption budgets protect {} from eviction"
 
 
 @dataclass(slots=True)
@@ -294,6 +295,8 @@ class DecisionApplier:
             why = "" if start else f"; {decision.reasons.get(gang.name, '')}".rstrip("; ")
             clash = self._clash(snapshot.ready[gang.name].requests)
             why += f"; {clash}" if clash else ""
+            kept = decision.disruption_protected.get(gang.name, ())
+            why += f"; {PROTECTED.format(_some(kept))}" if kept else ""
             plan = None if start is None else _planned_start(start, snapshot.nodes)
             self._registry.update(wait(state, text + why + _obstacles(state, now), plan))
 
@@ -370,7 +373,7 @@ def _obstacles(gang: GangState, now: float) -> str:
     if gang.retry.barred:
         text += f"; kube-scheduler did not accept {_some(gang.retry.barred)}"
     if gang.retry.spared:
-        text += f"; disruption budgets protect {_some(gang.retry.spared)} from eviction"
+        text += f"; {PROTECTED.format(_some(gang.retry.spared))}"
     return text
 
 

@@ -136,6 +136,7 @@ class Gangs:
             allocations,
             evictor=self._evictor,
             offered=offers,
+            budgets=view.budgets,
         )
         may_grow = options.patience is not None
         applier = DecisionApplier(

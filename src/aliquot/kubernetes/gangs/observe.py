@@ -23,11 +23,12 @@ from aliquot.placement.core.demand import Gang, Running
 from aliquot.placement.decide import DecisionInput, ElasticSurplus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
+    from aliquot.kubernetes.cluster.budgets import Budgets
     from aliquot.kubernetes.cluster.membership import GangKey
     from aliquot.kubernetes.cluster.queues import Queues
     from aliquot.kubernetes.cluster.topology import Topology
@@ -75,6 +76,7 @@ class DecisionSnapshot:
             tuple(gang for gang, _ in question.incomplete),
             question.queues,
             frozenset(question.ending.items()),
+            tuple(question.budgets),
         )
 
 
@@ -92,6 +94,7 @@ class Observer:
         *,
         evictor: Evictor,
         offered: OfferedToSingles,
+        budgets: Budgets,
     ) -> None:
         self._workloads = workloads
         self._registry = registry
@@ -102,6 +105,7 @@ class Observer:
         self._allocations = allocations
         self._evictor = evictor
         self._offered = offered
+        self._budgets = budgets
         self._considered: dict[str, int] = {}
         self._decisions = 0
         self.counts: Mapping[GangKey, MemberCount] = {}
@@ -311,7 +315,12 @@ class Observer:
             searched_at={name: at for name, at in self._considered.items() if name not in asking},
             surpluses=self._elastic_surpluses(victims),
             waited={name for name, one in elastic.items() if one.has_expired(now)},
+            budgets=self._budgets.of_workloads(self._workloads, self._holding(), victims),
         )
+
+    def _holding(self) -> Iterator[str]:
+        """The UIDs of all pods that hold something."""
+        return (uid for uids in self._allocations.holders(self.now).values() for uid in uids)
 
     def _leftovers(self, victims: set[str]) -> list[Running]:
         """What victims hold and no gang was given; not what protected victims hold."""

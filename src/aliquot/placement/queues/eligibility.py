@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Gang, Running
     from aliquot.placement.queues.eviction_trial import EvictionTrial
+    from aliquot.placement.queues.question import DisruptionBudget
     from aliquot.placement.queues.quota import Path, Queue, Sums
 
 
@@ -27,7 +28,7 @@ class Eligibility:
     """A gang that wants to preempt, all that runs, and all other planned starts.
 
     `protected` are the names of running gangs that may not be evicted. `ahead` are earlier waiting
-    gangs: the gang cannot reclaim what they need.
+    gangs: the gang cannot reclaim what they need. `budgets` bound how many pods are evicted.
     """
 
     def __init__(  # noqa: PLR0913 - the whole question
@@ -41,8 +42,10 @@ class Eligibility:
         now: float,
         protected: Collection[str] = (),
         ahead: Iterable[Gang] = (),
+        budgets: Sequence[DisruptionBudget] = (),
     ) -> None:
         hardware = allocations.hardware
+        self.budgets = budgets
         self.allocations = allocations
         self.gang = gang
         self.running = running
@@ -83,9 +86,14 @@ class Eligibility:
         reasons = {
             one.gang.name: self._why(one.gang, reclaims[one.gang.queue])
             for one in self.running
-            if one.gang.name not in self._protected
+            if one.gang.name not in self._protected and self._may_be_disrupted(one)
         }
         return {name: f"preempted for {why}" for name, why in reasons.items() if why}
+
+    def _may_be_disrupted(self, one: Running) -> bool:
+        """Whether all disruption budgets allow it to be evicted, if nobody else is."""
+        mine = (budget for budget in self.budgets if one.gang.name in budget.pods)
+        return all(budget.after([one]).allowed >= 0 for budget in mine)
 
     def withdrawable(self) -> dict[str, str]:
         """The gangs whose planned start may be withdrawn for this one, by name, and why."""
@@ -230,10 +238,15 @@ class Eligibility:
 
 
 class ReclaimBudget:
-    """No other queue gives more than it borrows, except with the last gang that is evicted."""
+    """How much may be evicted together.
+
+    No other queue gives more than it borrows, except with the last gang that is evicted. No
+    disruption budget is exceeded.
+    """
 
     def __init__(self, case: Eligibility) -> None:
         self._case = case
+        self._disruptions = list(case.budgets)
         self._remaining: dict[Path, tuple[Resources, Resources]] = {}
 
     def allows(self, one: Running) -> bool:
@@ -248,6 +261,10 @@ class ReclaimBudget:
             if not borrows(case.tree.queue(path), used + most):
                 return False
             after[path] = used, most
+        disruptions = [budget.after([one]) for budget in self._disruptions]
+        if any(budget.allowed < 0 and one.gang.name in budget.pods for budget in disruptions):
+            return False
+        self._disruptions = disruptions
         self._remaining |= after
         return True
 

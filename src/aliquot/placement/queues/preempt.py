@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Gang, Placement
     from aliquot.placement.core.snapshot import Hardware
+    from aliquot.placement.queues.question import DisruptionBudget
     from aliquot.placement.queues.quota import Path, Queue
 
 WEIGHED = 10  # candidates of which all combinations are weighed
@@ -68,6 +69,7 @@ def preempt(  # noqa: PLR0913 - the whole question
     planned: Sequence[Running] = (),
     protected: Collection[str] = (),
     ahead: Sequence[Gang] = (),
+    budgets: Sequence[DisruptionBudget] = (),
     by: Strategy | None = None,
     seed: int = 0,
 ) -> Preemption | None:
@@ -76,11 +78,20 @@ def preempt(  # noqa: PLR0913 - the whole question
     `planned` are all planned starts in fair-share order. A gang that is about to start can be given
     as running since now: if it is a victim, it does not start. `protected` are the names of running
     gangs that may not be evicted; they count for their queues. `ahead` are waiting gangs with an
-    earlier planned start: their part of a quota cannot be reclaimed.
+    earlier planned start: their part of a quota cannot be reclaimed. `budgets` bound how many pods
+    are evicted.
     """
     others = [one for one in planned if one.gang.name != gang.name]
     case = Eligibility(
-        allocations, gang, running, others, queues=queues, now=now, protected=protected, ahead=ahead
+        allocations,
+        gang,
+        running,
+        others,
+        queues=queues,
+        now=now,
+        protected=protected,
+        ahead=ahead,
+        budgets=budgets,
     )
     evictable, withdrawable = case.preemptible(), case.withdrawable()
     if not evictable and not withdrawable:

@@ -1,12 +1,12 @@
-"""What a decision is made from: `DecisionInput`, and the elastic jobs that could shrink."""
+"""What a decision is made from: `DecisionInput`, elastic jobs that could shrink, and budgets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aliquot.placement.choose.strategies import Strategy
     from aliquot.placement.core.allocations import Allocations
@@ -27,6 +27,19 @@ class ElasticSurplus:
 
 
 @dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """How many pods may be evicted now, of those that `pods` counts for each running gang."""
+
+    allowed: int
+    pods: Mapping[str, int]
+
+    def after(self, victims: Iterable[Running]) -> DisruptionBudget:
+        """What is left of it when these have been evicted."""
+        gone = sum(self.pods.get(one.gang.name, 0) for one in victims)
+        return replace(self, allowed=self.allowed - gone)
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionInput:
     """A snapshot of everything that a decision depends on.
 
@@ -36,7 +49,8 @@ class DecisionInput:
     be preempted now. `searched_at` is when victims were last searched for a gang, as a number of a
     decision. `surpluses` are the elastic jobs that could shrink, and `waited` the gangs that have
     waited for that long enough. `ending` is what counts for limits until victims are gone, and
-    `releasing` what victims still have and no gang was given.
+    `releasing` what victims still have and no gang was given. `budgets` bound how many pods are
+    evicted.
     """
 
     allocations: Allocations
@@ -54,3 +68,4 @@ class DecisionInput:
     waited: Collection[str] = ()
     ending: Mapping[Path, Resources] = field(default_factory=dict)
     releasing: Sequence[Running] = ()
+    budgets: Sequence[DisruptionBudget] = ()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.allocations import Allocations
     from aliquot.placement.core.demand import Demand, Gang, Placement
     from aliquot.placement.queues.preempt import Preemption
-    from aliquot.placement.queues.question import DecisionInput
+    from aliquot.placement.queues.question import DecisionInput, DisruptionBudget
     from aliquot.placement.queues.quota import Sums
 
 PREEMPTIONS, SEARCHES = 4, 16  # in one decision: each search may weigh many ways
@@ -79,7 +79,8 @@ class Preemptions:
     `victims` are all of them; one that was only about to start now loses nothing and does not
     start. `planned` are the planned starts that remain. `shrink_requests` are the elastic jobs that
     are to shrink, for which gang, and how long that takes; later gangs do not evict what those
-    give. `own` are the names of the waiting gangs that their queues' quotas cover.
+    give. `disruption_protected` are the victims that disruption budgets keep from a gang. `own` are
+    the names of the waiting gangs that their queues' quotas cover.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Preemptions:
         self._ending: Sums = add_all(defaultdict(Resources), question.ending)
         self._runs = {one.gang.name for one in question.running}
         self._protected = {one.gang.name for one in question.releasing}
+        self._budgets = list(question.budgets)
         self._given: set[Running] = set()
         self._shrinking: set[str] = set()
         self.planned = planned
@@ -108,6 +110,7 @@ class Preemptions:
         self.searched: tuple[str, ...] = ()
         self.skipped = 0
         self.shrink_requests: dict[str, dict[str, float]] = {}
+        self.disruption_protected: dict[str, tuple[str, ...]] = {}
 
     def find(self, delayed: Sequence[Gang]) -> tuple[tuple[Gang, Preemption], ...]:
         """The preemptions for gangs that do not start, given in fair-share order."""
@@ -168,6 +171,8 @@ class Preemptions:
             return None
         protected = {*self._protected, *question.protected}
         preemption = self._way(gang, ahead, protected)
+        if preemption is None and self._budgets:
+            self._note_budgets(gang, self._way(gang, ahead, protected, budgets=()))
         if (
             preemption is not None
             and self._ending_for(preemption)
@@ -192,11 +197,24 @@ class Preemptions:
         gone = {gang.name, *(one.gang.name for one in preemption.withdrawn)}
         self.planned = [one for one in self.planned if one.gang.name not in gone]
         self.victims += preemption.victims
+        self._budgets = [one.after(preemption.victims) for one in self._budgets]
         self._protected.add(gang.name)
         return preemption
 
+    def _note_budgets(self, gang: Gang, otherwise: Preemption | None) -> None:
+        """Remember which victims a gang would have without disruption budgets."""
+        victims = () if otherwise is None else otherwise.victims
+        names = {one.gang.name for one in victims}
+        kept = {name for one in self._budgets for name in one.pods if name in names}
+        if kept:
+            self.disruption_protected[gang.name] = tuple(sorted(kept))
+
     def _way(
-        self, gang: Gang, ahead: Sequence[Gang], protected: Collection[str]
+        self,
+        gang: Gang,
+        ahead: Sequence[Gang],
+        protected: Collection[str],
+        budgets: Sequence[DisruptionBudget] | None = None,
     ) -> Preemption | None:
         question, then = self._question, self._then
         return preempt(
@@ -208,6 +226,7 @@ class Preemptions:
             planned=[one for one in self.planned if not self._is_in(one.gang)],
             protected=protected,
             ahead=ahead,
+            budgets=self._budgets if budgets is None else budgets,
             by=question.by,
             seed=question.seed,
         )
