@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.cluster.workloads import ENDING, Work, is_single
 from aliquot.placement.core.demand import Demand, Gang, Kind, Placement, Running
 from aliquot.placement.core.wishes import Wishes
-from aliquot.placement.queues.quota import Bound, Resources, Tree, add_all, prefixes, takes, usage
+from aliquot.placement.queues.quota import Resources, Tree, add_all, takes, usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -136,7 +136,7 @@ class WorkloadAllocations:
         self._refresh(now)
         having = frozenset(uid for uid in preemption.victims if uid in self._name_of)
         tree = Tree(self._queues.queues())
-        if any(tree.queue(path).limit != Bound() for path in prefixes(tree.path(preemption.queue))):
+        if tree.is_limited(preemption.queue):
             return having
         rows = {self._cluster.rows.get(node) for node in preemption.nodes}
         return frozenset(uid for uid in having if not rows.isdisjoint(self._pairs[uid]))

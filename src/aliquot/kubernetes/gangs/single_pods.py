@@ -24,7 +24,7 @@ from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
 from aliquot.kubernetes.gangs.missing import MissingPod, MissingWork
 from aliquot.kubernetes.gangs.preempting import why_never
 from aliquot.placement.core.demand import Demand, Gang
-from aliquot.placement.queues.quota import Bound, Tree, needs, prefixes, within_quota
+from aliquot.placement.queues.quota import Tree, needs, prefixes, within_quota
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -116,7 +116,7 @@ class SinglePods:
         if refusal:
             self._cluster.forget(pod.metadata.uid)
             raise NotBoundError(f"pod {pod.key}: {refusal}")
-        if not queue or not _is_limited(Tree(self._queues.queues()), queue):
+        if not queue or not Tree(self._queues.queues()).is_limited(queue):
             return
         uid = pod.metadata.uid
         try:
@@ -199,7 +199,7 @@ class SinglePods:
     def _full(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest], now: float) -> str:
         """The message that this pod would exceed a limit of its queue; empty if it would not."""
         tree = Tree(self._queues.queues())
-        if not queue or not _is_limited(tree, queue):
+        if not queue or not tree.is_limited(queue):
             return ""
         gang = self._as_gang(pod, queue, requests)
         if not gang.members:
@@ -304,11 +304,6 @@ def _as_demand(gang: Gang) -> Demand:
         gpus=sum(one.gpus for one in gang.members),
         min_strength=max(one.min_strength for one in gang.members),
     )
-
-
-def _is_limited(tree: Tree, queue: str) -> bool:
-    """Whether a queue or an ancestor has a limit."""
-    return any(tree.queue(path).limit != Bound() for path in prefixes(tree.path(queue)))
 
 
 def _refusal(names: Sequence[str], reason: str, text: str) -> Answer:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from aliquot.placement.gangs.timeline import Timeline, expected_end
-from aliquot.placement.queues.quota import Bound, Resources, Tree, borrows, needs, prefixes, takes
+from aliquot.placement.queues.quota import Resources, Tree, borrows, needs, prefixes, takes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -151,7 +151,7 @@ class Eligibility:
 
     def is_within_limits(self, ended: Iterable[Running], kept: Sequence[Running]) -> bool:
         """Whether no limit is passed when these have ended and these planned starts count too."""
-        if all(self.tree.queue(path).limit == Bound() for path in prefixes(self._path)):
+        if not self.tree.is_limited(self.gang.queue):
             return True
         has = self._used.copy()
         self._count(has, ended, kept)

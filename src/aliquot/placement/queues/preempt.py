@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
 from aliquot.placement.core.demand import Running
@@ -210,11 +210,13 @@ class _Search:
         return all(budget.allows(one) for one in way)
 
     def _cheapest_first(self, candidates: Sequence[Running]) -> tuple[Running, ...]:
-        budget = ReclaimBudget(self._case)
-        fair = [one for one in candidates if budget.allows(one)]
-        enough = 1
-        while not self.is_enough(fair[:enough]):
-            if enough >= len(fair):
+        budget, fair, enough = ReclaimBudget(self._case), list[Running](), 1
+        allowed = (one for one in candidates if budget.allows(one))
+        while True:
+            fair += islice(allowed, enough - len(fair))  # of many, few are looked at
+            if self.is_enough(fair):
+                break
+            if len(fair) < enough:
                 return ()
             enough *= 2
         fewer = range(enough // 2 + 1, min(enough, len(fair)))

@@ -194,6 +194,10 @@ class Tree:
                 return path
         return None
 
+    def is_limited(self, name: str) -> bool:
+        """Whether a queue that counts this one's use has a limit."""
+        return any(self.queue(path).limit != Bound() for path in self.counting(name))
+
     def limit_message(self, path: Path, queue: str, would: Resources, how: str) -> str:
         """The message that a queue would pass the limit of the one at the end of the path."""
         limit = self.queue(path).limit

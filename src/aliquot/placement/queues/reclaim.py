@@ -251,6 +251,8 @@ class Preemptions:
 
     def _is_within_limits(self, gang: Gang, ended: Sequence[Running]) -> bool:
         """Whether no limit is passed when these have ended, and other victims perhaps not yet."""
+        if not self._tree.is_limited(gang.queue):
+            return True
         staying = [one for one in self._now.running if one not in ended]
         has = add_all(self._tree.summed(usage(staying, self._hardware)), self._ending)
         return self._tree.over(gang.queue, needs(gang, self._hardware), has) is None
