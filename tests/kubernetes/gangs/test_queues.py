@@ -206,7 +206,7 @@ def test_a_queue_counts_single_pods_that_wait() -> None:
 
     async def play(world: World, _: Replica) -> None:
         world.queue("q", quota={"gpus": 1})
-        world.pod("first", gpu=1)
+        world.pod("first", gpu=1, labels=IN_Q)
         await until(lambda: "first" in world.bound())
         for name in ("s0", "s1"):
             world.pod(name, gpu=1, labels=IN_Q)
