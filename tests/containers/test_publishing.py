@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from aliquot.containers.hook import grant_names
 from aliquot.containers.size_names import parse_size
-from aliquot.model import Life
+from aliquot.model import Life, Slice, check_name
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.units import Amount
 from aliquot.slices import control
@@ -141,6 +142,26 @@ def test_a_slice_that_is_not_there_is_not_deleted(cli: Cli, cdi: Path) -> None:
     assert done.stdout == "slice demo deleted\n"
 
 
+def test_a_slice_whose_list_is_lost_can_be_deleted(cli: Cli, cdi: Path, state: Path) -> None:
+    """As after a command that was killed when it had made the grant."""
+    create(cli, cdi, "demo", "--memory", "1GiB")
+    (state / "containers/published.json").unlink()
+    assert cli("slice", "delete", "demo", *SHAPE).stdout == "slice demo deleted\n"
+    assert control.status(state).grants == ()
+    assert cli("slice", "delete", "demo", *SHAPE).returncode == 1
+
+
+def test_nothing_is_left_of_a_slice_that_cannot_be_listed(cli: Cli, cdi: Path, state: Path) -> None:
+    create(cli, cdi, "first", "--memory", "1GiB")
+    (state / "containers/.published.json.new").mkdir()
+    words = ("--memory", "1GiB", "--cdi-dir", str(cdi))
+    done = cli("slice", "create", "--name", "demo", *words, *SHAPE)
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+    assert [grant.name for grant in control.status(state).grants] == ["first"]
+    assert [path.name for path in cdi.iterdir()] == ["aliquot.io-slice-first.json"]
+
+
 # --- sizes ----------------------------------------------------------------------------------------
 
 
@@ -206,6 +227,27 @@ def test_a_size_that_cannot_be_is_not_published(cli: Cli, cdi: Path) -> None:
         assert done.returncode != 0
         assert why in done.stderr
     assert [path.name for path in cdi.iterdir()] == ["aliquot.io-slice-8gib.json"]
+
+
+def test_containers_have_different_names_of_grants() -> None:
+    """Docker's ids are random; those of `ctr` and `runc` are what people write."""
+    size = "a" * 60
+    ids = [*(f"training-run-{number}" for number in range(20)), "training-run", "a b", "a/b", "a-b"]
+    names = [name for one in ids for name in grant_names(size, one)]
+    assert len(set(names)) == len(names)
+    assert {check_name(name) for name in names} == set(names)
+    assert grant_names("8gib", "3f2a9c1b7d10" + "0" * 52)[0] == "8gib-3f2a9c1b7d10"
+
+
+def test_a_container_is_listed_with_its_own_size(cli: Cli, cdi: Path, state: Path) -> None:
+    for size in ("8gib", "8gib-30pct"):
+        publish(cli, cdi, size)
+    gpu = control.status(state).gpus[0].gpu.uuid
+    name = grant_names("8gib-30pct", "demo")[0]
+    control.make(state, name, [Slice(gpu, GIB)], kept=True, pid=os.getpid())
+    found = json.loads(cli("slice", "list", "--json", *SHAPE).stdout)["sizes"]
+    assert {one["name"]: one["grants"] for one in found} == {"8gib": [], "8gib-30pct": [name]}
+    control.end(state, name)
 
 
 def test_a_hook_without_a_container_fails_and_says_why(cli: Cli, cdi: Path) -> None:

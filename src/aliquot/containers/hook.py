@@ -12,6 +12,7 @@ If anything fails, the exit code is 1 and the runtime shows why: without a grant
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 _PROC = Path("/proc")
 _NAMES = 8  # a container that starts again may still have a grant that is ending
-_LONGEST = 40  # characters of a size in the name of a grant
+_LONGEST = 37  # characters of a size in the name of a grant
+_HEX_ID = re.compile(r"[0-9a-f]{32,}")  # Docker's, Podman's and nerdctl's: its beginning will do
+_SHORT = 12
 _CRUN = "/container"  # crun's own cgroup for the processes, below the container's
 
 
@@ -91,10 +94,22 @@ def own_cgroup(pid: int) -> str | None:
     return None if longest is None else longest.removesuffix(_CRUN)
 
 
+def grant_names(size: str, container: str) -> list[str]:
+    """The names that the grants of a container may have. No other container has one of them."""
+    short = re.sub(r"[^A-Za-z0-9_-]", "-", container, flags=re.ASCII)[:_SHORT]
+    if short != container and not _HEX_ID.fullmatch(container):
+        short += f"-{hashlib.sha256(container.encode()).hexdigest()[:8]}"
+    base = f"{name_prefix(size)}{short}"
+    return [base, *(f"{base}-{number}" for number in range(2, _NAMES + 1))]
+
+
+def name_prefix(size: str) -> str:
+    """With what the names of all grants of a size begin."""
+    return f"{size[:_LONGEST]}-"
+
+
 def _make(state: Path, request: Request, size: str, container: NewContainer) -> str:
-    short = re.sub(r"[^A-Za-z0-9_-]", "-", container.id, flags=re.ASCII)[:12]
-    base = f"{size[:_LONGEST]}-{short}"
-    for name in (base, *(f"{base}-{number}" for number in range(2, _NAMES + 1))):
+    for name in grant_names(size, container.id):
         try:
             make_grant(state, None, request, name, name, kept=True, pid=container.pid)
         except NameInUseError:

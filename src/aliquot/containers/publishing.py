@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aliquot.containers import published, selinux
-from aliquot.containers.cdi import CdiSpecs, device_name
+from aliquot.containers.cdi import FOLDER, CdiSpecs, device_name
 from aliquot.containers.container_edits import Hook, check_sources, grant_edits, prepare_edits
 from aliquot.containers.device_nodes import provide_gpu_nodes
+from aliquot.containers.hook import name_prefix
 from aliquot.containers.published import PublishedSize, PublishedSlice
 from aliquot.devices import read_inventory
 from aliquot.devices.device_location import read_locations
@@ -102,18 +103,21 @@ def create(
     """Make a kept grant and publish its device. If one of the two fails, neither is left."""
     check_name(name)
     check_device(name)
-    with published.changing(host.home) as known:
-        _refuse_known(known, name)
-        common = common_edits(host)
-        made = make_grant(host.state.directory, host.driver, request, name, name, kept=True)
-        slices = tuple(request.slice_of(one.gpu) for one in made.gpus)
-        one = PublishedSlice(name, slices, cdi_dir.absolute())
-        try:
+    made = None
+    try:
+        with published.changing(host.home) as known:
+            _refuse_known(known, name)
+            common = common_edits(host)
+            made = make_grant(host.state.directory, host.driver, request, name, name, kept=True)
+            slices = tuple(request.slice_of(one.gpu) for one in made.gpus)
+            one = PublishedSlice(name, slices, cdi_dir.absolute())
             _write_spec(host, one, common)
-        except AliquotError:
+            known.slices[name] = one
+    except BaseException:  # an interrupt, too: nobody would know of the grant
+        if made is not None:
+            CdiSpecs(cdi_dir.absolute()).remove(KIND, name)
             control.end(host.state.directory, name)
-            raise
-        known.slices[name] = one
+        raise
     return one, made
 
 
@@ -135,24 +139,25 @@ def publish(host: ContainerHost, request: Request, name: str, cdi_dir: Path) -> 
 def delete(host: ContainerHost, name: str) -> bool:
     """Remove the device and end the grant; whether it is gone, because no process is in it.
 
-    Containers of a size keep their grants.
+    Containers of a size keep their grants. A slice that is not in the list is deleted too: the
+    command that made it was killed, or the list was removed.
     """
     with published.changing(host.home) as known:
         if size := known.sizes.pop(name, None):
             CdiSpecs(size.cdi_dir).remove(KIND, name)
             return True
+        arbiter_process.revive(host.state)
         one = known.slices.get(name)
-        if one is None:
+        if one is None and not _is_unlisted(host, name):
             raise NoSuchGrantError(
                 f"there is no slice named {name}", "To see the slices: aliquot slice list"
             )
-        CdiSpecs(one.cdi_dir).remove(KIND, name)
-        arbiter_process.revive(host.state)
+        CdiSpecs(FOLDER if one is None else one.cdi_dir).remove(KIND, name)
         try:
             ended = control.end(host.state.directory, name)
         except control.NoArbiterError:  # and no grant is left
             ended = True
-        del known.slices[name]
+        known.slices.pop(name, None)
     return ended
 
 
@@ -161,11 +166,12 @@ def listed(state: StateDirectory) -> tuple[list[ListedSlice], list[ListedSize]]:
     known = published.read(home_of(state))
     grants = _kept_grants(state) if known.slices or known.sizes else {}
     slices = [ListedSlice(one, grants.get(one.name)) for one in known.slices.values()]
-    running = [one for one in grants.values() if one.owner_pid is not None]
-    return slices, [
-        ListedSize(one, tuple(grant for grant in running if grant.name.startswith(f"{one.name}-")))
-        for one in known.sizes.values()
-    ]
+    running: dict[str, list[Grant]] = {name: [] for name in known.sizes}
+    for grant in grants.values():
+        sizes = [size for size in known.sizes if grant.name.startswith(name_prefix(size))]
+        if grant.owner_pid is not None and sizes:
+            running[max(sizes, key=len)].append(grant)
+    return slices, [ListedSize(one, tuple(running[one.name])) for one in known.sizes.values()]
 
 
 def restore(host: ContainerHost, wait_seconds: float = 0) -> dict[str, AliquotError]:
@@ -269,6 +275,14 @@ def _kept_grants(state: StateDirectory) -> dict[str, Grant]:
     except control.NoArbiterError:
         return {}
     return {one.name: one for one in grants if one.life is Life.KEPT}
+
+
+def _is_unlisted(host: ContainerHost, name: str) -> bool:
+    """Whether there is a grant such as `create` makes, which workers' and containers' are not."""
+    check_name(name)
+    check_device(name)
+    grant = _kept_grants(host.state).get(name)
+    return grant is not None and grant.owner_pid is None and grant.owner_uid == os.geteuid()
 
 
 def _await_arbiter(host: ContainerHost, seconds: float) -> None:
