@@ -286,7 +286,7 @@ static bool answer_want(struct connection *connection, const struct control_requ
 	struct arbiter *arbiter = connection->arbiter;
 	if (arbiter->pool_admits && !is_privileged(connection))
 		return failure_set(failure, "pool-admits", "the pool makes the grants of this machine");
-	if (!wants_add(arbiter, request, failure))
+	if (!wants_add(arbiter, connection->uid, request, failure))
 		return false;
 	parking_update(arbiter);
 	json_open(&connection->reply, NULL, '{');

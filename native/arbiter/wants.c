@@ -4,6 +4,7 @@
 #include "loop.h"
 #include "parking.h"
 #include "residence.h"
+#include "users.h"
 
 #include <string.h>
 
@@ -90,9 +91,21 @@ static void note(struct arbiter *arbiter, const struct want *new)
 	*place = *new;
 }
 
-bool wants_add(struct arbiter *arbiter, const struct control_request *request,
+/* Whether the user may have all of it: nobody's memory leaves for what is refused later. */
+static bool may_have(struct arbiter *arbiter, uint32_t uid, const struct control_request *request,
+                     struct failure *failure)
+{
+	struct user_use use = {.grants = 1};
+	for (uint32_t i = 0; i < request->slice_count; i++)
+		users_add(&use, &request->slices[i], 0);
+	return users_check(arbiter, uid, &(struct user_use){0}, &use, failure);
+}
+
+bool wants_add(struct arbiter *arbiter, uint32_t uid, const struct control_request *request,
                struct failure *failure)
 {
+	if (!may_have(arbiter, uid, request, failure))
+		return false;
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];
 		bool is_background = asked->priority == ALIQUOT_BACKGROUND;

@@ -10,8 +10,9 @@
 #include "control_parse.h"
 #include "grant.h"
 
-/* Notes the slices of the request. False: it names a GPU that this machine does not have. */
-bool wants_add(struct arbiter *arbiter, const struct control_request *request,
+/* Notes the slices of a user's request. False: it names a GPU that this machine does not have, or the limits of
+ * the user refuse it. */
+bool wants_add(struct arbiter *arbiter, uint32_t uid, const struct control_request *request,
                struct failure *failure);
 
 /* The grant was made: what was wanted of its GPUs may have been for it. Whoever still waits says so again. */

@@ -107,6 +107,21 @@ class TestMake:
         assert as_user(limited, owners, BOB, make("a", 21))["code"] == "user-limit"
         assert "name" in as_user(limited, owners, BOB, make("a", 20))
 
+    def test_nobody_wants_room_that_they_may_not_have(
+        self, limited: Arbiter, owners: Owners
+    ) -> None:
+        """Others' memory would leave the GPU for it, again and again."""
+
+        def want(gib: int) -> dict[str, Any]:
+            request = f"want slice={GPU},memory={gib * GIB},compute=10"
+            return as_user(limited, owners, ALICE, request)
+
+        assert want(11)["code"] == "user-limit"
+        assert want(10) == {"wanted": True}
+        owners(limited.state, make("a", 6, 10), ALICE)
+        assert want(5)["code"] == "user-limit"
+        assert limited.ask(f"want slice={GPU},memory={60 * GIB}") == {"wanted": True}
+
     def test_root_has_no_limits(self, limited: Arbiter) -> None:
         assert "name" in limited.ask(make("a", 40))
 
