@@ -151,6 +151,22 @@ def test_a_slice_whose_list_is_lost_can_be_deleted(cli: Cli, cdi: Path, state: P
     assert cli("slice", "delete", "demo", *SHAPE).returncode == 1
 
 
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_all_read_and_the_maker_writes_whatever_the_umask(
+    cli: Cli, cdi: Path, state: Path, mask: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        create(cli, cdi, "demo", "--memory", "1GiB")
+    finally:
+        os.umask(before)
+    spec = cdi / "aliquot.io-slice-demo.json"
+    modes = [
+        path.stat().st_mode & 0o777 for path in (cdi, spec, state / "containers/published.json")
+    ]
+    assert modes == [0o755, 0o644, 0o644]
+
+
 def test_nothing_is_left_of_a_slice_that_cannot_be_listed(cli: Cli, cdi: Path, state: Path) -> None:
     create(cli, cdi, "first", "--memory", "1GiB")
     (state / "containers/.published.json.new").mkdir()

@@ -58,7 +58,9 @@ class CdiSpecs:
         try:
             if _read(path) == data:
                 return
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.folder.exists():
+                self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+                self.folder.chmod(0o755)  # whatever the umask: what it has in it root runs
             # In the same folder: some runtimes notice a new file only by what was renamed there.
             new = self.folder / f"{_NEW}-{path.stem}"
             new.write_bytes(data)

@@ -104,6 +104,7 @@ def _store(home: Path, published: Published) -> None:
         with new.open("w", encoding="utf-8") as file:
             json.dump(content, file, indent=2, default=str)
             file.flush()
+            os.fchmod(file.fileno(), 0o644)  # whatever the umask: all may read the list
             os.fsync(file.fileno())
         new.replace(home / _FILE)
     except OSError as error:
