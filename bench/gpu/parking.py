@@ -142,7 +142,9 @@ def main() -> int:
         state = Path(ending.enter_context(tempfile.TemporaryDirectory()))
         os.environ["ALIQUOT_STATE"] = str(state)
         log = ending.enter_context((state / "up.log").open("wb"))
-        up = subprocess.Popen([*ALIQUOT, "up"], stdout=log, stderr=log)
+        config = state / "pool.toml"  # while two change places the host has both
+        config.write_text(f'[swap]\nhost_memory = "{2 * chosen.memory + SPARE_GIB}GiB"\n')
+        up = subprocess.Popen([*ALIQUOT, "up", "--config", str(config)], stdout=log, stderr=log)
         ending.callback(up.wait)
         ending.callback(up.terminate)
         while subprocess.run([*ALIQUOT, "jobs"], capture_output=True, check=False).returncode:
