@@ -53,6 +53,25 @@ static void fill_in(struct change *change)
 		wanted->priority = (enum aliquot_priority)atomic_load(&change->limits->priority);
 }
 
+/* Whether its slices are free for others. One that is off its GPU for others' turn has them. */
+static bool is_parked(const struct grant *grant)
+{
+	return grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_is_off(grant);
+}
+
+/* Whether there is memory for that limit. */
+static bool has_memory(struct grant *grant, const struct gpu *gpu, uint64_t bytes,
+                       struct failure *failure)
+{
+	struct arbiter *arbiter = grant->arbiter;
+	if (is_parked(grant))
+		return capacity_check_gpu(gpu, bytes, failure);
+	if (!grant->record->turn.takes)
+		return capacity_check_memory(arbiter, gpu, bytes, grant, failure);
+	return capacity_check_turns(arbiter, gpu, bytes, grant, failure) &&
+	       (grant_is_off(grant) || capacity_check_present(arbiter, gpu, bytes, grant, failure));
+}
+
 /* Checks only settings that are given, so that a grant which is over-committed already can shrink.
  * Slices of a parked grant take nothing now: they must fit the GPU, and free capacity is checked when
  * the grant leaves the parked state. */
@@ -61,12 +80,10 @@ static bool fits(struct grant *grant, const struct change *change, struct failur
 	struct arbiter *arbiter = grant->arbiter;
 	const struct gpu *gpu = grant->gpus[change->index];
 	const struct control_slice *wanted = &change->wanted;
-	bool parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
 	if (wanted->memory_bytes > change->before &&
-	    !(parked ? capacity_check_gpu(gpu, wanted->memory_bytes, failure)
-	             : capacity_check_memory(arbiter, gpu, wanted->memory_bytes, grant, failure)))
+	    !has_memory(grant, gpu, wanted->memory_bytes, failure))
 		return false;
-	if (!parked && wanted->given & (CONTROL_COMPUTE | CONTROL_PRIORITY) &&
+	if (!is_parked(grant) && wanted->given & (CONTROL_COMPUTE | CONTROL_PRIORITY) &&
 	    !capacity_check_compute(arbiter, gpu, wanted, grant->owner_uid, grant, failure))
 		return false;
 	return !(wanted->given & CONTROL_POLICY) ||
@@ -185,7 +202,7 @@ static bool is_within_user_limits(const struct grant *grant, const struct change
                                   uint32_t count, struct failure *failure)
 {
 	struct user_use before = users_of_grant(grant), after = {.grants = before.grants};
-	if (grant_state(grant) == ALIQUOT_GRANT_PARKED) /* checked when it leaves that state */
+	if (is_parked(grant)) /* checked when it leaves that state */
 		return true;
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		struct control_slice slice = settings_now(&grant->limits->slices[i]);

@@ -12,6 +12,8 @@ import pytest
 
 from aliquot.devices import CUDA
 from aliquot.model.errors import NoCapacityError
+from aliquot.slices import control
+from aliquot.slices.control import SliceChange
 from standin.conftest import MakeMachine
 from standin.machine import GIB, MIB, Grant, Machine, Tenant
 from standin.test_parking import kill_arbiter
@@ -184,3 +186,18 @@ def test_a_program_that_dies_while_it_is_off_leaves_nothing(machine: Machine) ->
     first.tenant, first.pointers = machine.tenant(first.grant), []
     assert first.begin().looks()
     assert second.looks()
+
+
+def test_one_that_is_off_grows_only_as_far_as_may_be_granted(machine: Machine) -> None:
+    first = Program(machine, "one", 50 * GIB, 1).begin()
+    second = Program(machine, "two", 60 * GIB, 1)
+    assert second.is_off()
+    uuid = machine.uuids()[0]
+    for size in (79 * GIB, 80 * GIB):  # beside the mover and what the other leaves
+        with pytest.raises(NoCapacityError):
+            control.resize(machine.state, second.grant.name, [SliceChange(uuid, memory_bytes=size)])
+    with pytest.raises(NoCapacityError):  # it is on the GPU, and a part of the other too
+        control.resize(machine.state, first.grant.name, [SliceChange(uuid, memory_bytes=79 * GIB)])
+    control.resize(machine.state, second.grant.name, [SliceChange(uuid, memory_bytes=70 * GIB)])
+    assert second.begin().looks()
+    assert first.looks()

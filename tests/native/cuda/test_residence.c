@@ -364,6 +364,41 @@ static void test_calls_wait_while_memory_is_away(void)
 	wait_for_calls(10);
 }
 
+static void ask_for_part(unsigned leaving)
+{
+	atomic_store(&limits.slices[0].leave_parts, ALIQUOT_LEAVE_WHOLE / PIECES * leaving + 1);
+}
+
+static void test_a_part_leaves_and_then_more(void)
+{
+	wait_for_calls(10);
+	ask_for_part(10);
+	uint32_t first = ask(true);
+	wait_for(first);
+	CHECK(work.away_bytes == 10 * sizeof(pieces[0]) && work.move_failed == 0);
+	check_held();
+	CHECK(work.wanted == first);
+	ask_for_part(25);
+	uint32_t second = ask(true);
+	wait_for(second);
+	CHECK(work.away_bytes == 25 * sizeof(pieces[0]));
+	CHECK(work.wanted == second); /* the calls that wait are not forgotten */
+	check_held();
+	ask_for_part(0); /* of what is away nothing returns before all does */
+	wait_for(ask(true));
+	CHECK(work.away_bytes == 25 * sizeof(pieces[0]));
+	wait_for(ask(false));
+	CHECK(work.away_bytes == 0);
+	wait_for_calls(10);
+	ask_for_part(0);
+	wait_for(ask(true));
+	CHECK(work.away_bytes == 0 && work.move_failed == 0);
+	check_held(); /* though all is there */
+	wait_for(ask(false));
+	atomic_store(&limits.slices[0].leave_parts, 0);
+	wait_for_calls(10);
+}
+
 static void test_moves_that_are_called_off_at_any_time(void)
 {
 	for (unsigned i = 0; i < ROUNDS; i++) {
@@ -643,6 +678,7 @@ int main(void)
 	for (uintptr_t i = 0; i < CALLERS; i++)
 		CHECK(pthread_create(&callers[i], NULL, use_memory, (void *)i) == 0);
 	test_calls_wait_while_memory_is_away();
+	test_a_part_leaves_and_then_more();
 	test_moves_that_are_called_off_at_any_time();
 	test_movers_that_die();
 	test_a_move_that_fails_brings_everything_back();
