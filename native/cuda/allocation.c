@@ -7,6 +7,7 @@
 #include "pool.h"
 #include "session.h"
 #include "swap/places.h"
+#include "swap/spill.h"
 
 struct allocation_map allocated_pointers, allocated_arrays, allocated_imports, allocated_limits;
 
@@ -113,7 +114,9 @@ CUresult allocation_finish(const struct allocation_request *request, CUresult re
 		is_charge_needed = page_count_in(key);
 	else if (is_charge_needed && request->kind == ALLOCATION_SMALL_ARRAY)
 		is_charge_needed = page_fill(request->slice, request->bytes);
-	if (!is_charge_needed)
+	if (!is_charge_needed && request->takes_spare)
+		spill_return_spare();
+	else if (!is_charge_needed)
 		session_release(request->slice, charge_of(request));
 	if (result != CUDA_SUCCESS && request->kind == ALLOCATION_MANAGED)
 		session_count_managed(request->slice, -(int64_t)request->bytes);

@@ -46,7 +46,8 @@ struct allocation_request {
 	CUcontext context;
 	uint32_t slice;
 	enum allocation_kind kind;
-	uint64_t shadow; /* as in struct allocation */
+	uint64_t shadow;  /* as in struct allocation */
+	bool takes_spare; /* its charge is the spare (swap/spill.h) */
 };
 
 /* Set what a pointer is charged: its own pages, or the one that it may share. */

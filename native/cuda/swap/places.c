@@ -3,6 +3,7 @@
 #include "page.h"
 #include "pieces.h"
 #include "session.h"
+#include "spill.h"
 
 #include <stdlib.h>
 
@@ -52,6 +53,8 @@ static void publish(struct piece *piece, CUdeviceptr shadow, uint64_t bytes, CUd
 	piece->is_ready = true;
 	pieces_unlock();
 	session_count_movable((int64_t)piece->bytes);
+	if (piece->is_on_host)
+		spill_count_pieces(1);
 }
 
 static uint64_t rounded(uint64_t bytes)
@@ -108,6 +111,8 @@ static void end(struct piece *piece)
 {
 	if (!piece->is_fixed)
 		session_count_movable(-(int64_t)piece->bytes);
+	if (piece->is_on_host)
+		spill_count_pieces(-1);
 	piece_end(piece);
 }
 

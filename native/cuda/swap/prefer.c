@@ -81,6 +81,7 @@ static CUresult move(struct piece *piece)
 	pieces_unlock();
 	charge_to(slice, piece->address);
 	session_release(ALIQUOT_HOST_SLICE, piece->bytes);
+	spill_count_pieces(-1);
 	return CUDA_SUCCESS;
 }
 

@@ -27,6 +27,16 @@ bool spill_host_has(uint64_t bytes);
 uint64_t spill_free_bytes(void);
 uint64_t spill_total_bytes(void);
 
+/* The spare: a page of the slice that is charged ahead of need while there are pieces on the host. The driver may take
+ * more for itself than allocations left; then a shadow (swappable.h) is charged to the spare. */
+void spill_fill_spare(uint32_t slice);
+/* Whether there was one: its charge is the caller's. */
+bool spill_take_spare(void);
+/* The caller did not need it. */
+void spill_return_spare(void);
+/* A piece on the host was made or has ended (1, -1), or could not be made (0): with the last one the spare ends. */
+void spill_count_pieces(int change);
+
 /* How to ask the driver for memory of the host that is near to the device. */
 CUmemAllocationProp spill_properties(CUdevice device);
 

@@ -50,14 +50,26 @@ static CUresult allocate(struct allocation_request *request, CUdeviceptr shadow,
 	}
 	if (result != CUDA_SUCCESS)
 		give_up(shadow);
+	if (result != CUDA_SUCCESS && on_host)
+		spill_count_pieces(0);
 	return result;
+}
+
+static bool charge_shadow(struct allocation_request *request, bool on_host)
+{
+	if (on_host)
+		spill_fill_spare(request->slice);
+	if (allocation_charge(request))
+		return true;
+	request->takes_spare = on_host && spill_take_spare();
+	return request->takes_spare;
 }
 
 /* The body of a call that allocates: `call` makes the shadow. Before it the slice is charged for a page
  * that the shadow may need. */
 #define MAKE_SHADOW(request, shadow, result, call)                                                 \
 	struct allocation_request of_shadow = shadow_request(request);                                 \
-	if (!allocation_charge(&of_shadow))                                                            \
+	if (!charge_shadow(&of_shadow, on_host))                                                       \
 		return CUDA_ERROR_OUT_OF_MEMORY;                                                           \
 	CUresult result = call;                                                                        \
 	allocation_finish(&of_shadow, result, shadow)

@@ -162,6 +162,17 @@ uint64_t session_free_bytes(uint32_t slice)
 	return 0;
 }
 
+bool session_reserve(uint32_t slice, uint64_t bytes)
+{
+	(void)slice, (void)bytes;
+	return false;
+}
+
+void session_release(uint32_t slice, uint64_t bytes)
+{
+	(void)slice, (void)bytes;
+}
+
 void session_tie(enum aliquot_tie tie)
 {
 	(void)tie;
