@@ -41,6 +41,7 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `slice_app`: `aliquot slice`: its commands, options and help.
 - `start`: makes typer build one command, and convert no value that needs no converter.
 - `submit`: `aliquot submit`, `resubmit` and `logs`.
+- `suspend_command`: `suspend` and `resume` of commands of `aliquot run`.
 - `tables`: how output for people and for programs looks.
 - `top`: `aliquot top`.
 - `up`: `aliquot up` and `aliquot down`.

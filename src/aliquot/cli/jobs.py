@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aliquot.cli.keys import END_KEYS, keyboard
+from aliquot.cli.suspend_command import change_command, split_commands
 from aliquot.cli.tables import (
     NOTHING,
     Column,
@@ -314,11 +315,16 @@ def _indented(value: str, width: int) -> str:
 def request(names: Sequence[str], verb: str, simulate: str | None, *, every: bool = False) -> None:
     """Suspend, resume or cancel jobs. If one is refused, the others are still requested.
 
-    Commands that wait can only be cancelled.
+    Commands that wait can only be cancelled; those that run can be suspended and resumed.
     """
     if bool(names) == every:
         what = "--all and names cannot be combined" if every else f"no job to {verb} is named"
         raise InvalidValueError(what, f"Give names or --all. See: aliquot {verb} --help")
+    if verb != "cancel" and names:
+        names, commands = split_commands(names, simulate)
+        _ask_each(iter(commands), lambda one: [change_command(str(one), verb, simulate)])
+        if not names:
+            return
     client = client_of(simulate)
 
     def ask(wanted: str | _Command) -> list[str]:

@@ -566,6 +566,9 @@ def suspend(names: Names = None, simulate: Simulate = None, *, every: All = Fals
     fails it keeps running, and `aliquot describe` says why.
 
     The command does not wait: `aliquot jobs` shows Suspending, then Suspended.
+
+    A command of `aliquot run --swap` can be suspended too, by its name in `aliquot ps`: by root, or
+    by the user whose arbiter it runs under. That waits until its memory has left.
     """
     from aliquot.cli.jobs import request  # noqa: PLC0415 - imported when needed
 
@@ -576,6 +579,7 @@ def resume(names: Names = None, simulate: Simulate = None, *, every: AllSuspende
     """Resume suspended jobs: they run again when GPUs are free.
 
     A job with frozen workers needs free capacity on the GPUs it had, for as many workers as it had.
+    A command of `aliquot run` is not resumed, and the exit code says so, while its GPU has no room.
     """
     from aliquot.cli.jobs import request  # noqa: PLC0415 - imported when needed
 
