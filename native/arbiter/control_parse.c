@@ -228,7 +228,7 @@ static const char *parse_switch(struct text text, bool *out)
 	if (*out)
 		return "a setting is given twice";
 	*out = equals(text, "1");
-	return *out ? NULL : "kept, swap and gradual must be 1 or left out";
+	return *out ? NULL : "kept, swap, gradual and dry-run must be 1 or left out";
 }
 
 static const char *parse_park_after(struct text text, struct control_request *out)
@@ -327,7 +327,7 @@ static const char *const settings_of[] = {
 		"alone=1, swap=1, park-after=MILLISECONDS, park-if=wanted, spill=BYTES, owner=UID, "
 		"pid=PID, started=TICKS and "
 		"slice=...",
-	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1 and slice=...",
+	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1, dry-run=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_MOVE] = "move takes name=NAME and to=host or gpu",
 	[CONTROL_SET_CGROUP] = "set-cgroup takes name=NAME and path=PATH",
@@ -369,6 +369,8 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_spill(value, out);
 	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "gradual"))
 		return parse_switch(value, &out->gradual);
+	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "dry-run"))
+		return parse_switch(value, &out->dry_run);
 	if (has_value && out->kind == CONTROL_SET_STATE && equals(key, "to"))
 		return parse_state(value, out);
 	if (has_value && out->kind == CONTROL_MOVE && equals(key, "to"))

@@ -9,7 +9,7 @@
  *   make name=NAME [kept=1 [pid=PID started=TICKS]] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
  *        [swap=1 [park-after=MILLISECONDS [park-if=wanted]]] [spill=BYTES] [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
- *   resize name=NAME [gradual=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
+ *   resize name=NAME [gradual=1] [dry-run=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
  *   move name=NAME to=host|gpu
  *   set-cgroup name=NAME path=PATH
@@ -97,6 +97,7 @@ struct control_request {
 	struct neighbours neighbours;     /* make */
 	bool kept;                        /* make: the grant stays until `end` */
 	bool gradual;                     /* resize: lower memory only as far as its use allows */
+	bool dry_run;                     /* resize: check everything, and change nothing */
 	bool swap;                        /* make: its memory can leave the GPU */
 	uint64_t park_after_ms;           /* make: when it is idle for so long; 0: it stays */
 	bool park_if_wanted;              /* make: only if somebody wants its room */

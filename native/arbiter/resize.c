@@ -214,6 +214,25 @@ static bool is_within_user_limits(const struct grant *grant, const struct change
 	return users_check(grant->arbiter, grant->owner_uid, &before, &after, failure);
 }
 
+/* Whether the limits could change as requested now; `out` has what they would become. */
+static bool try_limits(const struct grant *grant, const struct change *changes, uint32_t count,
+                       bool gradual, struct resized *out, struct failure *failure)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		const struct change *change = &changes[i];
+		uint64_t used = ledger_in_use(&grant->usage->slices[change->index], change->limits);
+		uint64_t bytes = change->wanted.memory_bytes;
+		if (bytes < change->before && used > bytes) {
+			if (!gradual)
+				return refuse_in_use(grant, change, used, failure);
+			bytes = used < change->before ? used : change->before;
+		}
+		out->slices[i].memory_bytes = bytes;
+		out->slices[i].reached = bytes == change->wanted.memory_bytes;
+	}
+	return true;
+}
+
 bool resize_grant(struct grant *grant, const struct control_request *request, bool may_grow,
                   struct resized *out, struct failure *failure)
 {
@@ -230,6 +249,8 @@ bool resize_grant(struct grant *grant, const struct control_request *request, bo
 		                   "the pool makes the grants of this machine: users can only shrink them");
 	if (!is_within_user_limits(grant, changes, request->slice_count, failure))
 		return false;
+	if (request->dry_run)
+		return try_limits(grant, changes, request->slice_count, request->gradual, out, failure);
 	if (!lower_limits(grant, changes, request->slice_count, request->gradual, failure))
 		return false;
 	raise_limits(grant, changes, request->slice_count);

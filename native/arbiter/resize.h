@@ -6,7 +6,8 @@
  * Memory can grow into the free memory of the GPU. A parked grant only needs a GPU that is large
  * enough; free memory is checked when it leaves the parked state (grant_state.h). A memory limit
  * below what is in use is refused. With `gradual` it becomes what is in use now, so that memory which
- * the program frees leaves the grant, and the caller repeats the request.
+ * the program frees leaves the grant, and the caller repeats the request. With `dry_run` everything is
+ * checked and nothing changes.
  */
 #ifndef ARBITER_RESIZE_H
 #define ARBITER_RESIZE_H

@@ -12,7 +12,7 @@ uint64_t ledger_headroom(uint64_t limit)
 	return headroom - headroom % ALIQUOT_UNIT;
 }
 
-static uint64_t in_use(const struct aliquot_usage_slice *usage,
+uint64_t ledger_in_use(const struct aliquot_usage_slice *usage,
                        const struct aliquot_slice_limits *limits)
 {
 	return ledger_total(usage) + atomic_load(&limits->driver_bytes);
@@ -28,7 +28,7 @@ bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_li
                       struct aliquot_slice_limits *view, uint64_t bytes, uint64_t *used)
 {
 	uint64_t before = atomic_load(&record->limit_bytes);
-	*used = in_use(usage, record);
+	*used = ledger_in_use(usage, record);
 	if (bytes < before && *used > bytes)
 		return false; /* no reservation may fail because of a limit that is not kept */
 	/* Killed between the two, the arbiter leaves a record that is not below what programs can reserve. */
@@ -36,7 +36,7 @@ bool ledger_set_limit(struct aliquot_usage_slice *usage, struct aliquot_slice_li
 		atomic_store(&record->limit_bytes, bytes);
 	/* An exchange, because an emulator may reorder a plain store with the read below. */
 	atomic_exchange(&view->limit_bytes, bytes);
-	*used = in_use(usage, record);
+	*used = ledger_in_use(usage, record);
 	if (bytes < before && *used > bytes) {
 		atomic_store(&view->limit_bytes, before);
 		return false;

@@ -94,6 +94,26 @@ class TestMemory:
         said = arbiter.log.read_text().count("grant a resized on GPU 0")
         assert said == 3  # what changes nothing is not told again
 
+    def test_a_dry_run_says_what_would_be_and_changes_nothing(self, arbiter: Arbiter) -> None:
+        holding = wire.Holding.of(wire.exchange(arbiter.make(), wire.hello_message()))
+        holding.hold(0, 3 * GIB)
+        before, log = slices_of(arbiter), arbiter.log.read_text()
+
+        def try_it(more: str, slices: str) -> dict[str, Any]:
+            return arbiter.ask(f"resize name=a dry-run=1{more} slice={GPU},{slices}")
+
+        for more, size, becomes in (("", 8, 8), ("", 3, 3), (" gradual=1", 1, 3)):
+            (part,) = try_it(more, f"memory={size * GIB},compute=50")["slices"]
+            assert part == {
+                "gpu": GPU,
+                "memory_bytes": becomes * GIB,
+                "reached": size == becomes,
+            }
+        assert try_it("", f"memory={GIB}")["code"] == "in-use"
+        assert try_it("", f"memory={GPU_BYTES}")["code"] == "no-capacity"
+        assert slices_of(arbiter) == before
+        assert arbiter.log.read_text() == log
+
     def test_all_slices_change_or_none(self, arbiter: Arbiter) -> None:
         both = f"slice={GPU},memory={4 * GIB} slice={OTHER_GPU},memory={4 * GIB}"
         directory = Path(arbiter.ask(f"make name=a {both}")["directory"])
@@ -214,6 +234,7 @@ class TestRefused:
             f"name=a slice={GPU},compute=1 slice={GPU},compute=2",
             f"name=a gradual slice={GPU},compute=1",
             f"name=a gradual=0 slice={GPU},compute=1",
+            f"name=a dry-run=0 slice={GPU},compute=1",
             f"name=a gradual=1 gradual=1 slice={GPU},compute=1",
             f"name=a  slice={GPU},compute=1",
             f"name=a slice={GPU},compute=1 now",

@@ -52,6 +52,10 @@ uint64_t ledger_headroom(uint64_t limit);
  * most a quarter of the slice. */
 uint64_t ledger_context_estimate(uint64_t limit);
 
+/* Bytes in use in a slice, including the driver's. */
+uint64_t ledger_in_use(const struct aliquot_usage_slice *usage,
+                       const struct aliquot_slice_limits *limits);
+
 /* Sets the limit, and the headroom that goes with it, in the record and in the view that programs
  * reserve by. False: more is in use, and the limit is as before. *used: bytes in use, including the
  * driver's. Only the arbiter calls it. */

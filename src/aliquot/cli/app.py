@@ -468,6 +468,7 @@ def top(
         "aliquot resize mine --memory 16GiB",
         "aliquot resize mine --memory 4GiB --wait    (as the program frees memory)",
         "aliquot resize mine --priority background",
+        "aliquot resize mine --compute 80 --dry-run",
         "sudo aliquot resize alice:mine --compute 20",
     )
 )
@@ -516,6 +517,10 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
             "free memory, and wait until it is reached. Ctrl-C keeps the present limit.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what would change, or why not, and change nothing."),
+    ] = False,
 ) -> None:
     """Change all slices of a grant while its program runs.
 
@@ -531,7 +536,7 @@ def resize(  # noqa: PLR0913, PLR0917 - one for each option
         policy=policy,
         priority=priority,
     )
-    raise typer.Exit(resize_grant(name, change, wait=wait, simulate=simulate))
+    raise typer.Exit(resize_grant(name, change, wait=wait, dry_run=dry_run, simulate=simulate))
 
 
 @app.command(

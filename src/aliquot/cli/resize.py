@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from aliquot.slices.grant_resize import ResizeProgress
 
 
-def resize_grant(name: str, change: GrantChange, *, wait: bool, simulate: str | None) -> int:
+def resize_grant(
+    name: str, change: GrantChange, *, wait: bool, dry_run: bool, simulate: str | None
+) -> int:
     """Change a grant and print the new settings; return the exit code."""
     name = slices.check_address(name)
     if wait and change.memory is None:
@@ -30,8 +32,11 @@ def resize_grant(name: str, change: GrantChange, *, wait: bool, simulate: str | 
             "--wait is only for --memory", "Give --memory too, or leave --wait out."
         )
     machine, grant = slices.find_grant(_machines(simulate), name)
+    if dry_run and wait:
+        raise InvalidValueError("--dry-run does not wait", "Leave --wait out.")
     if not wait:
-        _print_changes(machine, grant, change, resize(machine, grant, change))
+        done = resize(machine, grant, change, dry_run=dry_run)
+        _print_changes(machine, grant, change, done)
         return _without_effect(grant, change)
     return _wait(machine, grant, change) or _without_effect(grant, change)
 

@@ -263,9 +263,17 @@ def end(directory: Path, name: str) -> bool:
 
 
 def resize(
-    directory: Path, name: str, changes: Sequence[SliceChange], *, gradual: bool = False
+    directory: Path,
+    name: str,
+    changes: Sequence[SliceChange],
+    *,
+    gradual: bool = False,
+    dry_run: bool = False,
 ) -> tuple[Resized, ...]:
     """Change slices of a grant while its programs run: all of them, or none.
+
+    With `dry_run` the arbiter checks everything and changes nothing. NotUnderstoodError of an
+    earlier one, which knows no dry run.
 
     A memory limit below what is in use is refused. With `gradual` the limit becomes what is in use
     now, and the caller repeats the request.
@@ -273,6 +281,7 @@ def resize(
     arguments = [
         f"resize name={name}",
         *(["gradual=1"] if gradual else []),
+        *(["dry-run=1"] if dry_run else []),
         *map(_argument, changes),
     ]
     answer = ask(directory, " ".join(arguments))

@@ -55,11 +55,13 @@ class ResizeProgress:
         return max(0, self.limit_bytes - self.goal_bytes)
 
 
-def resize(machine: LocalMachine, grant: Grant, change: GrantChange) -> tuple[Resized, ...]:
-    """Change all slices of a grant at once, or none of them."""
+def resize(
+    machine: LocalMachine, grant: Grant, change: GrantChange, *, dry_run: bool = False
+) -> tuple[Resized, ...]:
+    """Change all slices of a grant at once, or none of them; with `dry_run` none in any case."""
     changes = _slice_changes(machine, grant, change)
     try:
-        return control.resize(machine.state.directory, grant.name, changes)
+        return control.resize(machine.state.directory, grant.name, changes, dry_run=dry_run)
     except (MemoryInUseError, NoCapacityError) as error:
         raise _with_figures(error, machine, grant, changes) from error
 

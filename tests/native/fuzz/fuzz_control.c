@@ -39,6 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	MUST(!error);
 	MUST(!request.gradual || request.kind == CONTROL_RESIZE);
+	MUST(!request.dry_run || request.kind == CONTROL_RESIZE);
 	const struct neighbours *neighbours = &request.neighbours;
 	MUST(memchr(neighbours->label, 0, sizeof(neighbours->label)) && neighbours->alone <= 1);
 	MUST(request.kind == CONTROL_MAKE ||
