@@ -14,7 +14,7 @@ C_FILES := find native tests bench -name '*.[ch]' -not -path '*/build/*'
 # command:package, as Debian names them. The first list builds, the second is for the tests.
 BUILD_TOOLS := cc:gcc python3:python3
 TEST_TOOLS := clang:clang aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu \
-	qemu-aarch64-static:qemu-user-static musl-gcc:musl-tools
+	qemu-aarch64-static:qemu-user-static musl-gcc:musl-tools chromium:chromium
 
 # What the nodes of a cluster run on; Kubernetes itself is built, and a newer containerd and runc
 # (tests/cluster/programs.py).
@@ -32,6 +32,7 @@ LEFT_OUT := build/left-out.txt
 
 .PHONY: help setup build install demo tour test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: test-neighbours test-cluster kubernetes manifest cluster cluster-gpu cluster-down
+.PHONY: web screenshots
 .PHONY: soak packages test-packages proto reference cluster-packages test-examples
 
 help: ## list the targets
@@ -91,6 +92,7 @@ test-python: ## the tests that need no GPU and no cluster
 		|| echo "tests of plain containers with Podman: it is not installed" >> $(LEFT_OUT)
 	@command -v systemd-analyze >/dev/null \
 		|| echo "the check of the services' units: there is no systemd-analyze" >> $(LEFT_OUT)
+	@command -v chromium >/dev/null || echo "tests of the console's pages: there is no chromium" >> $(LEFT_OUT)
 	@[ "$$(id -u)" = 0 ] || echo "tests that need another user or a small disk: not root" >> $(LEFT_OUT)
 
 # PyTorch for CPUs where its own index can be reached, else as PyPI has it.
@@ -131,6 +133,13 @@ fuzz: ## the fuzzers, FUZZ_SECONDS each
 
 bench: build/native-plain ## measure what Aliquot costs a program (docs/measured.md)
 	$(BIN)/python bench/native/cost.py --build build/native-plain
+
+# The built pages are in the repository, so that neither users nor CI need Node.js.
+web: ## build the console's pages into src/aliquot/console/static; needs Node.js 20
+	@cd web && npm ci --silent --no-audit --no-fund && npm run --silent build
+
+screenshots: build test-packages ## the pictures of docs/console.md, made by its tests
+	@ALIQUOT_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest -q -n 0 tests/console/test_pages.py -k accessible
 
 reference: build ## write docs/commands.md and native/README.md from the sources
 	@PYTHONPATH=tests $(BIN)/python -m repository.reference

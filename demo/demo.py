@@ -85,6 +85,7 @@ def main() -> int:
         simulated = os.environ.pop("ALIQUOT_SIMULATE", SIMULATED)
         with own_state() as environment:
             passed = play(environment, simulated)
+    print("To see GPUs, slices and jobs in a browser: aliquot up, then aliquot console.")
     print("All checks passed." if passed else "Some checks failed: see ✗ above.")
     return 0 if passed else 1
 

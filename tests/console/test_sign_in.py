@@ -80,11 +80,11 @@ def test_a_write_of_a_session_needs_its_csrf_value(console: Console) -> None:
     assert answer.status == 204
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "", "localhost"])
-def test_a_request_to_another_host_is_refused(console: Console, host: str) -> None:
-    found = console.problem(421, "GET", "/api/v1/gpus", host=host)
-    assert "--server-name" in found["hint"]
-    assert console.ask("GET", "/", host=host).status == 421
+def test_a_request_to_another_host_is_refused(console: Console) -> None:
+    for host in ("evil.example", "evil.example:80", "127.0.0.1", "", "localhost"):
+        found = console.problem(421, "GET", "/api/v1/gpus", host=host)
+        assert "--server-name" in found["hint"]
+        assert console.ask("GET", "/", host=host).status == 421
 
 
 def test_a_page_of_another_origin_is_refused(console: Console) -> None:

@@ -59,7 +59,8 @@ KillMode=process
 WantedBy=multi-user.target
 """
 _LAUNCHER = "#!{python} -I\nfrom aliquot.cli import main\n\nmain()\n"
-_PACKAGE_FILES = {".py", ".pyi", ".typed", ".toml", ".proto"}
+_OTHER_EXTRA = re.compile(r"extra == (?!.console)")
+_PACKAGE_FILES = {".py", ".pyi", ".typed", ".toml", ".proto", ".html", ".js", ".css", ".svg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +265,13 @@ def _files() -> Iterator[tuple[Path, Path]]:
 
 
 def _needed(package: str) -> list[str]:
-    """The packages that a package needs, without extras, and all that those need."""
+    """The packages that a package needs, the console's extra included, and all that those need."""
     found: dict[str, None] = {}
     waiting = [package]
     while waiting:
         for text in importlib.metadata.requires(waiting.pop()) or []:
             name = re.match(r"[A-Za-z0-9._-]+", text)
-            if name is None or "extra ==" in text or name[0] in found:
+            if name is None or _OTHER_EXTRA.search(text) or name[0] in found:
                 continue
             try:
                 importlib.metadata.distribution(name[0])

@@ -58,7 +58,7 @@ def up(  # noqa: PLR0913 - one for each option
         return
     check_may_bring_up(state)
     if detach and (started := _in_background(directory)):
-        print_text(started)
+        print_text(started if console == OFF else f"{started}Its web page: aliquot console\n")
         return
     child = None if console == OFF else ConsoleChild(console, state, _say)
     try:

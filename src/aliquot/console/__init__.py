@@ -4,6 +4,7 @@ It is a process beside the pool, with the rights of the user who runs it, and ta
 and the pool as commands do: whatever happens to it, they do not notice.
 
 - `application`: the ASGI application: the API, and the files of the pages.
+- `changes`: resizing grants, and submitting jobs.
 - `console_process`: the process: its folder, its address, and serving.
 - `endpoints`: the REST API.
 - `guard`: what every request passes first: Host header, sign-in, CSRF.

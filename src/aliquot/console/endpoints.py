@@ -7,10 +7,11 @@ import json
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from aliquot import slices
-from aliquot.console import openapi, schema
+from aliquot.console import changes, openapi, schema
 from aliquot.console.guard import HOW_TO_SIGN_IN, session_of
 from aliquot.console.job_view import job_details, job_view, run_view
 from aliquot.console.problems import ProblemError
@@ -152,6 +153,34 @@ class ConsoleApi:
                 "phase": None if found.phase is None else str(found.phase),
             }
         )
+
+    async def resize(self, request: Request) -> Response:
+        """Change a grant, or say the effect."""
+        body, name = await read_body(request, "resize"), _path(request, "name")
+
+        def change() -> dict[str, Any]:
+            return changes.resize_grant(self._machine.find(), name, body)
+
+        return JSONResponse(await asyncio.to_thread(change))
+
+    async def request(self, request: Request) -> Response:
+        """Suspend, resume or cancel a job."""
+        verb = _path(request, "verb")
+        if verb not in openapi.VERBS:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        row = await asyncio.to_thread(self._machine.pool.request, _path(request, "job"), verb)
+        return JSONResponse({"message": row["message"], "phase": job_view(row)["phase"]})
+
+    async def explain(self, request: Request) -> Response:
+        """Where a job would go."""
+        body = await read_body(request, "explain")
+        return JSONResponse(await asyncio.to_thread(changes.explain, self._machine.state, body))
+
+    async def submit(self, request: Request) -> Response:
+        """Submit a job."""
+        body = await read_body(request, "submit")
+        made = await asyncio.to_thread(changes.submit, self._machine.state, body)
+        return JSONResponse(made, HTTPStatus.CREATED)
 
     async def events(self, request: Request) -> Response:
         """Live updates until the page goes, or the console ends."""

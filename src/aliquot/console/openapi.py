@@ -13,6 +13,7 @@ Schema = dict[str, Any]
 
 PREFIX = "/api/v1"
 MOST_ITEMS = 500
+VERBS = ("suspend", "resume", "cancel")
 
 _WORDS = 200
 
@@ -241,6 +242,115 @@ SIGN_IN = _object(
     "token",
     "code",
 )
+_SETTINGS = _object(
+    {
+        "memory_bytes": _number(f"its limit, {_BYTES}"),
+        "compute_percent": _maybe(_number("its share; null: an equal part")),
+        "policy": _POLICY,
+        "priority": _PRIORITY,
+    }
+)
+_MEMORY = _text("as --memory: 8GiB, 50%", 40, examples=["8GiB"])
+_COMPUTE = _text("as --compute: 30, or equal", 40, examples=["30", "equal"])
+RESIZE = _object(
+    {
+        "memory": _MEMORY,
+        "compute": _COMPUTE,
+        "policy": _POLICY,
+        "priority": _PRIORITY,
+        "dry_run": _flag("only say what would change"),
+    },
+    "memory",
+    "compute",
+    "policy",
+    "priority",
+    "dry_run",
+)
+RESIZED = _object(
+    {
+        "slices": _list(
+            _object(
+                {
+                    "gpu": _text("UUID of its GPU"),
+                    "gpu_index": _number("of its GPU"),
+                    "before": _SETTINGS,
+                    "after": _SETTINGS,
+                    "free_bytes": _number("memory of the GPU that stays free"),
+                    "free_percent": _number("compute time that nobody has asked for then"),
+                }
+            )
+        ),
+        "command_line": _text("the command that does the same", 1 << 20),
+    }
+)
+_SUBMISSION: dict[str, Schema] = {
+    "command": _text("what each worker runs, split as a shell does", 1 << 16),
+    "name": _text("its name"),
+    "workers": _text("as --workers: 2, 1..4", 40, examples=["1", "1..4"]),
+    "gpus": _number("GPUs of each worker", minimum=1, maximum=1024),
+    "memory": _MEMORY,
+    "compute": _COMPUTE,
+    "policy": _POLICY,
+    "priority": _PRIORITY,
+    "queue": _text("its queue"),
+    "time": _text("as --time: 2h", 40, examples=["2h"]),
+    "retries": _number("as --retries", minimum=0, maximum=1_000_000),
+    "swap": _flag("as --swap"),
+    "directory": _text("where it runs; the console's home folder by default", 4096),
+}
+EXPLAIN = _object(_SUBMISSION, *_SUBMISSION)
+SUBMIT = _object(_SUBMISSION, *(one for one in _SUBMISSION if one != "command"))
+SUBMITTED = _object(
+    {
+        "number": _number("its number"),
+        "name": _text("its name"),
+        "command_line": _text("the command that does the same", 1 << 20),
+    }
+)
+EXPLAINED = _object(
+    {
+        "fits": _flag("it would start now"),
+        "error": _maybe(_text("why not", 1 << 20)),
+        "hint": _maybe(_text("a way out", 1 << 16)),
+        "waiting": _maybe(
+            _object(
+                {
+                    "reason": _maybe(_text("what it would wait for", 1 << 16)),
+                    "place": _number("its place among all that wait"),
+                    "of": _number("how many would wait"),
+                    "expected_start": _maybe(_TIME),
+                }
+            )
+        ),
+        "slices": _list(
+            _object(
+                {
+                    "gpu": _text("UUID"),
+                    "index": _number("GPU"),
+                    "memory_bytes": _number("limit"),
+                    "compute_percent": _maybe(_number("share")),
+                }
+            ),
+            "where one worker would go",
+        ),
+        "gpus": _list(
+            _object(
+                {
+                    "index": _number("GPU"),
+                    "uuid": _text("UUID"),
+                    "name": _text("model"),
+                    "memory_bytes": _number("memory"),
+                    "free_bytes": _number("free memory"),
+                    "free_percent": _number("free compute time"),
+                    "fits": _flag("it fits there"),
+                    "why": _text("what speaks for or against it", 1 << 16),
+                }
+            )
+        ),
+        "command_line": _text("the command that does the same", 1 << 20),
+    }
+)
+CHANGED = _object({"message": _text("what that does", 1 << 16), "phase": _text("its phase now")})
 PROBLEM = _object(
     {
         "type": _text("the sort of problem"),
@@ -350,6 +460,38 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "answer": LOG,
         "problems": (400, 403, 404, 409, 503),
     },
+    "resize": {
+        "method": "post",
+        "path": "/grants/{name}/resize",
+        "summary": "Change all slices of a grant while its programs run, or say the effect.",
+        "body": RESIZE,
+        "answer": RESIZED,
+        "problems": (400, 404, 409, 413, 503),
+    },
+    "request": {
+        "method": "post",
+        "path": "/jobs/{job}/{verb}",
+        "summary": "Suspend, resume or cancel a job: `verb`.",
+        "answer": CHANGED,
+        "problems": (400, 403, 404, 409, 503),
+    },
+    "explain": {
+        "method": "post",
+        "path": "/explain",
+        "summary": "Where one worker of a job would go now, or what it would wait for.",
+        "body": EXPLAIN,
+        "answer": EXPLAINED,
+        "problems": (400, 409, 413, 503),
+    },
+    "submit": {
+        "method": "post",
+        "path": "/jobs",
+        "summary": "Submit a job, with the environment of the console.",
+        "status": 201,
+        "body": SUBMIT,
+        "answer": SUBMITTED,
+        "problems": (400, 403, 409, 413, 503),
+    },
     "events": {
         "method": "get",
         "path": "/events",
@@ -427,7 +569,15 @@ def _answer(operation: dict[str, Any], status: int) -> dict[str, Any]:
 
 def _path_parameters(operation: dict[str, Any]) -> list[dict[str, Any]]:
     names = [part[1:-1] for part in operation["path"].split("/") if part.startswith("{")]
-    return [{"name": name, "in": "path", "required": True, "schema": _NAME} for name in names]
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {**_NAME, "enum": list(VERBS)} if name == "verb" else _NAME,
+        }
+        for name in names
+    ]
 
 
 def _query_parameters(operation: dict[str, Any]) -> list[dict[str, Any]]:
