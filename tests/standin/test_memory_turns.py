@@ -20,9 +20,9 @@ from standin.test_parking import kill_arbiter
 from standin.test_residence import mover
 from support import wait_until
 
-SIZE = 77 * GIB  # of the 80 GiB of the GPU: beside it there is room for little more than contexts
+SIZE = 77 * GIB + 512 * MIB  # of the 79 GiB of the GPU: beside it contexts have room
 PIECE = 24 * MIB
-PIECES = 60  # so a program has almost 1.5 GiB
+PIECES = 42  # so a program has almost 1 GiB
 
 pytestmark = pytest.mark.timeout(120)
 
