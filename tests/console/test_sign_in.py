@@ -41,20 +41,21 @@ def test_a_link_works_once(console: Console) -> None:
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
     again = console.problem(401, "POST", "/api/v1/session", body, authorization=None)
     assert "used" in again["detail"]
-    session = cookie.partition(";")[0]
-    assert console.get("/session", authorization=None, cookie=session)["csrf"]
+    session, csrf = cookie.partition(";")[0], answer.json["csrf"]
+    found = console.get("/session", authorization=None, cookie=session, x_aliquot_csrf=csrf)
+    assert found["csrf"] == csrf
 
 
 def test_a_session_outlives_the_console_and_a_link_does_not(
     console: Console, pool: PoolUp, cli_env: dict[str, str]
 ) -> None:
-    cookie, _ = sign_in(console)
+    cookie, csrf = sign_in(console)
     end_console(console)
     port = console.host.partition(":")[2]
     again = start_console(pool, cli_env, "--listen", f"127.0.0.1:{port}")
     try:
         assert again.token == console.token
-        assert again.get("/session", authorization=None, cookie=cookie)["csrf"]
+        assert again.get("/session", authorization=None, cookie=cookie, x_aliquot_csrf=csrf)
         old = {"code": console.code}
         again.problem(401, "POST", "/api/v1/session", old, authorization=None)
     finally:

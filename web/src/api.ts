@@ -139,12 +139,22 @@ export class Problem extends Error {
   }
 }
 
-let csrf = "";
+// One half of a session: the cookie is the other. Browsers send cookies to every port of a host, and keep this for one.
+const CSRF = `aliquot-csrf ${location.pathname}`;
+let csrf = localStorage.getItem(CSRF) ?? "";
+
+function keep(found: string): void {
+  csrf = found;
+  localStorage.setItem(CSRF, found);
+}
+
+export function eventsAddress(): string {
+  return `api/v1/events?csrf=${encodeURIComponent(csrf)}`;
+}
 
 export async function ask<T>(method: string, path: string, body?: unknown): Promise<T> {
-  const headers: Record<string, string> = {};
+  const headers: Record<string, string> = { "x-aliquot-csrf": csrf };
   if (body !== undefined) headers["content-type"] = "application/json";
-  if (method !== "GET") headers["x-aliquot-csrf"] = csrf;
   let answer: Response;
   try {
     const content = body === undefined ? undefined : JSON.stringify(body);
@@ -158,17 +168,17 @@ export async function ask<T>(method: string, path: string, body?: unknown): Prom
   return found as T;
 }
 
-/** Whether there is a session; keeps what writes need. */
+/** Whether there is a session. */
 export async function resume(): Promise<boolean> {
   try {
-    csrf = (await ask<{ csrf: string | null }>("GET", "/session")).csrf ?? "";
+    await ask("GET", "/session");
     return true;
   } catch (error) {
-    if (error instanceof Problem && error.status === 401) return false;
+    if (error instanceof Problem && (error.status === 401 || error.status === 403)) return false;
     throw error;
   }
 }
 
 export async function signIn(given: { token: string } | { code: string }): Promise<void> {
-  csrf = (await ask<{ csrf: string }>("POST", "/session", given)).csrf;
+  keep((await ask<{ csrf: string }>("POST", "/session", given)).csrf);
 }

@@ -1,6 +1,6 @@
 // What the page knows: the newest snapshot, and whether the console still answers.
 import { useEffect, useState } from "preact/hooks";
-import { resume, type JobList, type Machine } from "./api";
+import { eventsAddress, resume, type JobList, type Machine } from "./api";
 
 export interface State {
   signedIn: boolean | null;
@@ -56,7 +56,7 @@ export async function connect(): Promise<void> {
   }
   update({ signedIn });
   if (!signedIn) return;
-  source = new EventSource("api/v1/events");
+  source = new EventSource(eventsAddress());
   source.addEventListener("machine", (event) =>
     update({ machine: JSON.parse(event.data) as Machine, connected: true, seen: Date.now() }),
   );

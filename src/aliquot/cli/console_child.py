@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections import deque
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ class ConsoleChild:
             address = process.stdout.readline().decode("utf-8", "replace").strip()
             if address and address != last:
                 self._say(f"console: {address} ({HOW_TO_SIGN_IN})")
-            errors = process.stderr.read()  # until it ends
-        lines = errors.decode("utf-8", "replace").strip().splitlines()
-        return address or (lines[-1] if lines else f"it ended with code {process.returncode}")
+            # Until it ends. The pool keeps one line, however much the console has to say.
+            errors = deque((one for one in process.stderr if one.strip()), maxlen=1)
+        said = errors[0].decode("utf-8", "replace").strip() if errors else ""
+        return address or said or f"it ended with code {process.returncode}"

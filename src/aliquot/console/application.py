@@ -64,6 +64,7 @@ def make_application(state: StateDirectory, sign_in: SignIn, site: Site) -> ASGI
             HTTPException: _answer_http,
             ProblemError: _answer_problem,
             AliquotError: _answer_error,
+            Exception: _answer_defect,
         },
     )
     app.state.snapshots = snapshots
@@ -109,6 +110,14 @@ def _answer_http(request: Request, error: Exception) -> Response:
 def _answer_problem(_: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemError)  # noqa: S101 - as it was registered
     return problem(error.status, error.detail, error.hint)
+
+
+def _answer_defect(_: Request, __: Exception) -> Response:
+    return problem(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "the console met a defect",
+        "The same command of aliquot may work, or say more.",
+    )
 
 
 def _answer_error(_: Request, error: Exception) -> Response:

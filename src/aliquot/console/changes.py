@@ -112,7 +112,7 @@ def explain(state: StateDirectory, body: dict[str, Any]) -> dict[str, Any]:
 def submit(state: StateDirectory, body: dict[str, Any]) -> dict[str, Any]:
     """Submit a job with the environment of the console; its number and name."""
     directory = Path(body.get("directory") or Path.home())
-    if not directory.is_absolute() or not directory.is_dir():
+    if not directory.is_absolute() or not os.path.isdir(directory):  # noqa: PTH112 - never raises
         raise InvalidValueError(
             f"{str(directory)[:200]!r} is not a folder", "Write the whole path, from / on."
         )

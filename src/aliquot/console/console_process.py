@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aliquot.console.application import make_application
 from aliquot.console.guard import Site
@@ -27,6 +28,7 @@ from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
     from pathlib import Path
 
@@ -38,6 +40,7 @@ HOST, PORT = "127.0.0.1", 8470
 
 _MOST_CONNECTIONS = 256
 _SECONDS_TO_END = 2
+_SECONDS_TO_ASK = 5.0
 
 
 class ConsoleServesError(AliquotError):
@@ -149,10 +152,28 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class _Connection(H11Protocol):
+    """Ends if it asks nothing, or is one too many: any user of the machine can connect.
+
+    So open pages are answered, and descriptors are left, however many connect.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) >= _MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self.loop.call_later(_SECONDS_TO_ASK, self._end_if_silent)
+
+    def _end_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+
 def _run(app: ASGIApp, server: socket.socket) -> None:
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=_Connection,
         ws="none",
         loop="asyncio",
         log_level="error",
@@ -160,7 +181,7 @@ def _run(app: ASGIApp, server: socket.socket) -> None:
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        limit_concurrency=_MOST_CONNECTIONS,
+        limit_concurrency=_MOST_CONNECTIONS + 1,
         timeout_graceful_shutdown=_SECONDS_TO_END,
         lifespan="on",
     )

@@ -74,8 +74,11 @@ class ConsoleApi:
         session = session_of(request.headers, self._site)
         return JSONResponse({"csrf": session and self._sign_in.csrf_of(session)})
 
-    async def sign_out(self, request: Request) -> Response:  # noqa: ARG002 - a handler
-        """Remove the cookie."""
+    async def sign_out(self, request: Request) -> Response:
+        """End the session, and remove its cookie."""
+        session = session_of(request.headers, self._site)
+        if session is not None:
+            self._sign_in.end_session(session)
         answer = Response(status_code=HTTPStatus.NO_CONTENT)
         answer.delete_cookie(self._site.cookie, path=self._site.base_path or "/")
         return answer
@@ -184,7 +187,7 @@ class ConsoleApi:
 
     async def events(self, request: Request) -> Response:
         """Live updates until the page goes, or the console ends."""
-        del request
+        read_query(request, "events")
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[bytes]:

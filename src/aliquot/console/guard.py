@@ -3,7 +3,8 @@
 - The Host header must name this console, so that a page of another site cannot reach it by a name
   that resolves to this machine.
 - Everything below `api/` but signing in and the OpenAPI document needs a session or the token.
-- A write with a session must come from this origin and carry the session's CSRF value.
+- A request with a session must come from this origin and carry the session's CSRF value, reads too:
+  browsers send cookies to every port of a host, so another user's server here may see the cookie.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import cookie_parser
 
 from aliquot.console.problems import problem
@@ -27,7 +28,7 @@ CSRF_HEADER = "x-aliquot-csrf"
 HOW_TO_SIGN_IN = "Get a link with: aliquot console"
 
 _OPEN = {("POST", "api/v1/session"), ("GET", "api/v1/openapi.json")}
-_READS = {"GET", "HEAD", "OPTIONS"}
+_EVENTS = "api/v1/events"  # EventSource sends no headers: its CSRF value is in the query
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +107,24 @@ class Guard:
             )
         if (method, path) in _OPEN:
             return None
-        return self._unknown_caller(headers, method)
+        given = headers.get(CSRF_HEADER, "")
+        if not given and path == _EVENTS:
+            given = QueryParams(scope["query_string"]).get("csrf", "")
+        return self._unknown_caller(headers, given)
 
-    def _unknown_caller(self, headers: Headers, method: str) -> Response | None:
+    def _unknown_caller(self, headers: Headers, csrf: str) -> Response | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return None if self.sign_in.accepts_token(token.strip()) else _unauthorized()
         session = session_of(headers, self.site)
         if session is None or not self.sign_in.accepts_session(session):
             return _unauthorized()
-        given = headers.get(CSRF_HEADER, "")
-        if method in _READS or self.sign_in.accepts_csrf(session, given):
+        if self.sign_in.accepts_csrf(session, csrf):
             return None
         return problem(
             HTTPStatus.FORBIDDEN,
             f"the request lacks the header {CSRF_HEADER}, or it is of another session",
-            "Load the page again.",
+            "Sign in again. " + HOW_TO_SIGN_IN,
             "csrf",
         )
 

@@ -233,7 +233,7 @@ MACHINE = _object(
         "notes": _list(_text("a sentence", 1 << 16), "what needs attention"),
     }
 )
-SESSION = _object({"csrf": _text("to send as X-Aliquot-CSRF with each write")})
+SESSION = _object({"csrf": _text("to send as X-Aliquot-CSRF with each request")})
 SIGN_IN = _object(
     {
         "token": _text("the content of the console's file `token`"),
@@ -392,7 +392,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
     "sign_out": {
         "method": "delete",
         "path": "/session",
-        "summary": "Remove the cookie.",
+        "summary": "End the session, and remove its cookie.",
         "status": 204,
     },
     "machine": {
@@ -497,6 +497,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "path": "/events",
         "summary": "Server-sent events: `machine` once a second, with `gpus` and `grants`, and"
         " `jobs` when they change.",
+        "query": {"csrf": _text("with a session, instead of the header X-Aliquot-CSRF")},
         "media": "text/event-stream",
     },
     "openapi": {
@@ -520,7 +521,7 @@ def document(base_path: str = "") -> dict[str, Any]:
             "title": "Aliquot console",
             "version": version("aliquot"),
             "description": "GPUs, grants and jobs of one machine, with the rights of the user who"
-            " runs the console. Writes with a session's cookie need the header X-Aliquot-CSRF.",
+            " runs the console. Requests with a session's cookie need the header X-Aliquot-CSRF.",
         },
         "servers": [{"url": f"{base_path}{PREFIX}"}],
         "security": [{"token": []}, {"session": []}],

@@ -5,8 +5,8 @@ The token is in FOLDER/token, which only its user can read. Everything else foll
 - A link has a code in its fragment, which browsers do not send: `issued.nonce.signature`. The
   console accepts it once, for `CODE_SECONDS`, and none that is older than itself.
 - A session is a cookie, `expires.nonce.signature`: a restarted console still accepts it.
-- A session's CSRF value is a signature of the session. A page of another origin can neither read
-  nor guess it.
+- A session's CSRF value is a signature of the session, and every request needs both. A page or a
+  server of another origin can neither read nor guess it, even if it has seen the cookie.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class SignIn:
     token: str
     since: float
     _used: dict[str, float] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
 
     def accepts_token(self, given: str) -> bool:
         """Whether that is the token."""
@@ -84,11 +85,18 @@ class SignIn:
 
     def accepts_session(self, session: str) -> bool:
         """Whether that is a session that has not expired."""
+        return session not in self._ended and self._is_current(session)
+
+    def end_session(self, session: str) -> None:
+        """Accept that session no longer, while this console runs."""
+        self._ended = {one for one in self._ended | {session} if self._is_current(one)}
+
+    def _is_current(self, session: str) -> bool:
         expires = self._number(session, "session")
         return expires is not None and expires > time.time()
 
     def csrf_of(self, session: str) -> str:
-        """What a page must send with each write of that session."""
+        """What a page must send with each request of that session."""
         return _signature(self.token, "csrf", session)
 
     def accepts_csrf(self, session: str, given: str) -> bool:

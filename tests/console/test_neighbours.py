@@ -1,0 +1,98 @@
+"""What other users of the machine can do to a console: they reach its port without the token."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import sys
+import threading
+import tracemalloc
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from aliquot.cli import console_child
+from aliquot.slices import StateDirectory
+from console.conftest import Console
+from console.test_sign_in import sign_in
+from support import wait_until
+
+MIB = 1 << 20
+
+
+def test_a_cookie_alone_opens_nothing(console: Console) -> None:
+    """Browsers send it to every port of the host, so also to servers of other users."""
+    cookie, csrf = sign_in(console)
+    for path in ("/session", "/machine", "/gpus", "/grants", "/jobs", "/events", "/events?csrf=x"):
+        found = console.problem(403, "GET", f"/api/v1{path}", authorization=None, cookie=cookie)
+        assert found["type"].endswith("csrf")
+    in_query = f"/api/v1/gpus?csrf={csrf}"
+    console.problem(403, "GET", in_query, authorization=None, cookie=cookie)
+    assert console.get("/gpus", authorization=None, cookie=cookie, x_aliquot_csrf=csrf)["items"]
+
+
+def test_a_session_that_signed_out_is_over(console: Console) -> None:
+    cookie, csrf = sign_in(console)
+    other, others_csrf = sign_in(console)
+    ended = console.ask(
+        "DELETE", "/api/v1/session", authorization=None, cookie=cookie, x_aliquot_csrf=csrf
+    )
+    assert ended.status == 204
+    console.problem(
+        401, "GET", "/api/v1/gpus", authorization=None, cookie=cookie, x_aliquot_csrf=csrf
+    )
+    assert console.get("/gpus", authorization=None, cookie=other, x_aliquot_csrf=others_csrf)
+
+
+def test_an_open_page_is_answered_while_others_fill_the_port(console: Console) -> None:
+    host, _, port = console.host.partition(":")
+    headers = {"Authorization": f"Bearer {console.token}"}
+    page = http.client.HTTPConnection(console.host, timeout=30)
+    with ExitStack() as silent:
+        silent.callback(page.close)
+        page.request("GET", "/api/v1/session", headers=headers)
+        page.getresponse().read()
+        for _ in range(300):
+            silent.enter_context(socket.create_connection((host, int(port))))
+        page.request("GET", "/api/v1/session", headers=headers)
+        assert page.getresponse().status == 200
+
+        def new_pages_open() -> bool:
+            try:
+                return console.ask("GET", "/").status == 200
+            except (ConnectionError, http.client.RemoteDisconnected):
+                return False
+
+        wait_until(new_pages_open)  # those who ask nothing are cut off
+
+
+@pytest.mark.parametrize("directory", ["/" + 300 * "x", "/" + 300 * "x/", "/dev/null/x"])
+def test_an_impossible_folder_is_refused(console: Console, directory: str) -> None:
+    body = {"command": "true", "directory": directory}
+    assert "not a folder" in console.problem(400, "POST", "/api/v1/jobs", body)["detail"]
+
+
+def test_a_console_that_writes_much_costs_the_pool_no_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = f"('x' * 99 + '\\n') * {MIB // 5}"
+    program = f"import os, sys; os.close(1); sys.stderr.write({lines}); sys.exit('the end')"
+    monkeypatch.setattr(console_child, "python_module", lambda *_: [sys.executable, "-c", program])
+    said: list[str] = []
+    has_ended = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        has_ended.set()
+
+    tracemalloc.start()
+    try:
+        child = console_child.ConsoleChild("x", StateDirectory(tmp_path), say)
+        child.start()
+        assert has_ended.wait(30)
+        child.stop()
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+    assert said == ["no console: the end"]
