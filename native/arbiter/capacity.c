@@ -64,13 +64,19 @@ void capacity_free(struct arbiter *arbiter, const struct gpu *gpu, const struct 
 	*percent = used < 100 ? 100 - used : 0;
 }
 
+/* Whether it is parked and returns by its turn alone, also if it was parked because it was idle. */
+static bool returns_by_turn(const struct grant *grant)
+{
+	return grant->record && grant->record->turn.takes && grant_state(grant) == ALIQUOT_GRANT_PARKED;
+}
+
 uint64_t capacity_present_bytes(struct arbiter *arbiter, const struct gpu *gpu,
                                 const struct grant *except)
 {
 	uint64_t sum = movers_bytes(arbiter, gpu);
 	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
-		if (grant != except && (!grant_is_off(grant) || grant->gpus[0] == gpu))
-			sum += grant_is_off(grant) ? residence_staying_bytes(grant) : bytes_on(grant, gpu);
+		if (grant != except && (!returns_by_turn(grant) || grant->gpus[0] == gpu))
+			sum += returns_by_turn(grant) ? residence_staying_bytes(grant) : bytes_on(grant, gpu);
 	return sum;
 }
 

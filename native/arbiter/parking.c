@@ -380,6 +380,19 @@ bool parking_return(struct grant *grant)
 	return true;
 }
 
+bool parking_may_return(struct grant *grant)
+{
+	struct failure failure = {.reader = grant->owner_uid};
+	if (grant_is_off(grant)) /* all but the room is still its own */
+		return true;
+	grant->arbiter->returns = true;
+	bool may = grant_state_may_wait(grant, &failure);
+	grant->arbiter->returns = false;
+	if (!may)
+		say_why(grant, "%s", failure.text);
+	return may;
+}
+
 void parking_say_why(struct grant *grant, const char *why)
 {
 	say_why(grant, "%s", why);

@@ -38,6 +38,8 @@ enum parking_step parking_step(const struct grant *grant);
 void parking_leave(struct grant *grant, uint32_t leave_parts);
 bool parking_return(struct grant *grant);
 void parking_say_why(struct grant *grant, const char *why);
+/* Whether it may have its slice again as soon as there is room. If not, the grant says why. */
+bool parking_may_return(struct grant *grant);
 
 /* It was suspended, and takes turns again; its memory returns when a program needs it. */
 bool parking_take_turns(struct grant *grant, struct failure *failure);

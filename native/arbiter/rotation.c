@@ -107,6 +107,8 @@ static void see(struct grant *grant, struct memory_member *out, uint64_t now)
 		out->since = turn->is_others ? turn->off_since_ns : grant->parking.wanted_at;
 		if (out->least_bytes > out->staying_bytes)
 			out->least_bytes = out->staying_bytes;
+		if (out->wanted_at && !parking_may_return(grant)) /* nobody leaves for it */
+			out->wanted_at = 0;
 	}
 }
 
@@ -255,8 +257,10 @@ void rotation_update(struct arbiter *arbiter)
 			waits |= rotate(arbiter, &arbiter->nvml.gpus[i], &members, now);
 		}
 		count_moving(arbiter, i, &members, passed);
-		for (size_t k = 0; k < members.count; k++)
+		for (size_t k = 0; k < members.count; k++) {
 			moves |= parking_moves(members.grants[k]);
+			waits |= members.grants[k]->parking.wanted_at != 0;
+		}
 		free(members.all);
 		free(members.grants);
 		free(members.keep);

@@ -7,6 +7,7 @@
  * Guarantees. What a grant has left on its GPU is what NVML says. Nobody returns before what it needs is free by that
  * figure. What programs say of their memory decides who is asked for how much, and nothing else. A grant that
  * does not leave keeps nobody else off the GPU: the others are asked, and it is said why the one that waits waits.
+ * Nobody leaves for a grant that may not return: it was idle and parked, and others have its share or its limit now.
  * Decisions are made from the records and pages alone, so the next arbiter continues; it has forgotten who was
  * served how long.
  */

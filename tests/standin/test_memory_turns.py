@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from aliquot.devices import CUDA
+from aliquot.model import Slice
 from aliquot.model.errors import NoCapacityError
 from aliquot.slices import control
 from aliquot.slices.control import SliceChange
 from standin.conftest import MakeMachine
 from standin.machine import GIB, MIB, Grant, Machine, Tenant
-from standin.test_parking import kill_arbiter
+from standin.test_parking import SOON, is_parked, kill_arbiter
 from standin.test_residence import mover
 from support import wait_until
 
@@ -36,9 +37,16 @@ def machine(make_machine: MakeMachine, native_dir: Path) -> Machine:
 class Program:
     """A program that has filled its memory, each piece with another number."""
 
-    def __init__(self, machine: Machine, name: str, size: int = SIZE, pieces: int = PIECES) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        name: str,
+        size: int = SIZE,
+        pieces: int = PIECES,
+        grant: Grant | None = None,
+    ) -> None:
         self.machine, self.pieces = machine, pieces
-        self.grant: Grant = machine.grant(size, swap=True, name=name)
+        self.grant = grant or machine.grant(size, swap=True, name=name)
         self.tenant: Tenant = machine.tenant(self.grant)
         self.pointers: list[int] = []
 
@@ -201,3 +209,36 @@ def test_one_that_is_off_grows_only_as_far_as_may_be_granted(machine: Machine) -
     control.resize(machine.state, second.grant.name, [SliceChange(uuid, memory_bytes=70 * GIB)])
     assert second.begin().looks()
     assert first.looks()
+
+
+def idle(machine: Machine, compute_percent: int = 0) -> Program:
+    """A program that was idle and is parked."""
+    slices = [Slice(machine.uuids()[0], 60 * GIB, compute_percent)]
+    marked = control.make(machine.state, "idle", slices, swap=True, park_after=SOON)
+    program = Program(machine, "idle", pieces=1, grant=machine.made(marked)).begin()
+    wait_until(lambda: is_parked(machine, program.grant))
+    return program
+
+
+def test_one_that_was_idle_and_parked_has_a_turn_when_it_needs_it(machine: Machine) -> None:
+    first = idle(machine)
+    first.tenant.tell("read", first.pointers[0], 8)
+    wait_until(first.tenant.has_answered, 20)
+    first.tenant.answer()
+    second = Program(machine, "two", pieces=1).begin()
+    assert first.looks()
+    assert second.looks()
+
+
+def test_nobody_leaves_for_one_that_may_not_return(machine: Machine) -> None:
+    first = idle(machine, compute_percent=60)
+    slices = [Slice(machine.uuids()[0], GIB, 60)]
+    control.make(machine.state, "other", slices)  # has its share of the compute time now
+    second = Program(machine, "two", 60 * GIB, 1).begin()
+    first.tenant.tell("read", first.pointers[0], 8)
+    wait_until(lambda: "compute" in str(first.status()["parking_why"]))
+    assert second.looks()
+    assert second.status()["off_times"] == 0
+    control.end(machine.state, "other")
+    first.tenant.answer()
+    assert second.looks()
