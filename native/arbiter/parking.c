@@ -10,6 +10,7 @@
 
 #define PATIENCE_NS (60 * SECOND_NS) /* without progress, once memory has begun to move */
 #define QUIET_NS (10 * SECOND_NS)    /* the same before that */
+#define LONGEST_NS (120 * SECOND_NS) /* whatever a program says of its progress */
 #define SNAPSHOT_NS (2 * SECOND_NS)  /* within which NVML must say what is left */
 #define REFUSES_NS (5 * SECOND_NS)   /* one that could not leave is not asked again for others */
 #define STOPPED_NS (2 * SECOND_NS)   /* a stopped program keeps others waiting */
@@ -135,7 +136,8 @@ static bool goes_on(struct grant *grant, uint64_t now)
 	if (sum != grant->parking.away_bytes)
 		grant->parking.since = now;
 	grant->parking.away_bytes = sum;
-	return now - grant->parking.since < (sum ? PATIENCE_NS : QUIET_NS);
+	return now - grant->parking.begun_at < LONGEST_NS &&
+	       now - grant->parking.since < (sum ? PATIENCE_NS : QUIET_NS);
 }
 
 /* --- the steps ---------------------------------------------------------------------------------- */
@@ -425,6 +427,8 @@ static void look_returning(struct grant *grant, uint64_t now)
 	/* A program that cannot bring its memory back waits for it, and tries for ever; others go on. */
 	if (late && goes_on(grant, now))
 		return;
+	if (late) /* others are asked first */
+		grant->parking.refuses_until = now + REFUSES_NS;
 	grant->parking.not_before = now + record_of(grant)->after_ms * MILLISECOND_NS;
 	grant->parking.in_ns = now - grant->parking.begun_at;
 	set_step(grant, PARKING_NONE);
@@ -433,6 +437,8 @@ static void look_returning(struct grant *grant, uint64_t now)
 
 static void take_step(struct grant *grant, uint64_t now)
 {
+	if (!grant->parking.begun_at) /* an arbiter before this one began the step */
+		grant->parking.since = grant->parking.begun_at = now;
 	if (parking_step(grant) == PARKING_NONE && shall_leave(grant, now))
 		begin(grant);
 	else if (parking_step(grant) == PARKING_LEAVING)

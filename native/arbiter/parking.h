@@ -15,8 +15,9 @@
  *
  * Guarantees. The step is in the record, and each step can be repeated: an arbiter that was killed at any
  * instruction leaves a step that the next one continues. Whatever a program writes to its page, the grant
- * leaves its GPU only as far as NVML says, and returns only if it fits. No step lasts longer than PATIENCE
- * without progress but AWAY. `set-state` and `move` end the parking: the grant is then where they put it.
+ * leaves its GPU only as far as NVML says, and returns only if it fits. No step but AWAY lasts longer than
+ * PATIENCE without progress, or than LONGEST whatever a program says of its progress. `set-state` and `move` end
+ * the parking: the grant is then where they put it.
  */
 #ifndef ARBITER_PARKING_H
 #define ARBITER_PARKING_H

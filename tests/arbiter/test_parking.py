@@ -96,3 +96,21 @@ def test_nothing_is_parked_if_nothing_is_gained(arbiter: Arbiter, machine: Machi
     assert grant
     assert grant["parking_why"] == "NVML does not say that its memory has left the GPU"
     assert (grant["state"], grant["parked_times"]) == ("active", 0)
+
+
+def test_the_next_arbiter_goes_on_with_memory_that_leaves(
+    arbiter: Arbiter, machine: Machine
+) -> None:
+    holding = make(arbiter, LINE)
+    machine.list_process(os.getpid(), GIB)
+    holding.works[0].set("calls", 1)
+    wait_until(lambda: step(arbiter) == "leaving")
+    word = holding.limits.slice().residence
+    arbiter.kill()
+    arbiter.start()
+    begun = arbiter.status()["now_ns"]
+    wait_until(lambda: arbiter.status()["now_ns"] > begun + 1_200_000_000)
+    assert step(arbiter) == "leaving"
+    assert holding.limits.slice().residence == word
+    holding.works[0].set("residence", word)
+    wait_until(lambda: step(arbiter) == "away")

@@ -1,0 +1,46 @@
+"""Turns with memory, and programs that do not move theirs (tests/standin has programs that do)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from arbiter import wire
+from arbiter.rig import GPU
+from arbiter.test_move import make
+from support import GIB, wait_until
+
+if TYPE_CHECKING:
+    from arbiter.rig import Arbiter
+    from arbiter.test_move import Tenants
+
+
+def line(name: str, memory: int) -> str:
+    return f"make name={name} kept=1 swap=1 slice={GPU},memory={memory}"
+
+
+def directory(arbiter: Arbiter, name: str, memory: int) -> Path:
+    return Path(arbiter.ask(line(name, memory))["directory"])
+
+
+def step(arbiter: Arbiter, name: str) -> str:
+    grant = arbiter.grant(name)
+    assert grant
+    return str(grant["parking"])
+
+
+@pytest.mark.timeout(120)
+def test_one_that_seems_idle_and_never_moves_is_not_the_only_one_that_is_asked(
+    stopped_arbiter: Arbiter, tenants: Tenants
+) -> None:
+    stopped_arbiter.start("--overcommit", "300")
+    silent = make(stopped_arbiter, line("silent", 36 * GIB))
+    silent.works[0].set("calls", 1)  # and no work: it is idle, and the first that is asked
+    tenants(directory(stopped_arbiter, "busy", 36 * GIB)).hello()
+    wait_until(lambda: stopped_arbiter.compute("silent")["idle_ns"] > 1_000_000_000)
+    waits = directory(stopped_arbiter, "waits", 36 * GIB)
+    assert wire.exchange(waits, wire.hello_message()).value == wire.PARKED
+    wait_until(lambda: step(stopped_arbiter, "silent") == "leaving")
+    wait_until(lambda: step(stopped_arbiter, "busy") == "leaving", 50)
