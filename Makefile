@@ -136,7 +136,7 @@ bench: build/native-plain ## measure what Aliquot costs a program (docs/measured
 
 # The built pages are in the repository, so that neither users nor CI need Node.js.
 web: ## build the console's pages into src/aliquot/console/static; needs Node.js 20
-	@cd web && npm ci --silent --no-audit --no-fund && npm run --silent build
+	@cd web && npm install --no-save --silent --no-audit --no-fund && npm run --silent build
 
 screenshots: build test-packages ## the pictures of docs/console.md, made by its tests
 	@ALIQUOT_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest -q -n 0 tests/console/test_pages.py -k accessible
