@@ -51,6 +51,8 @@ class TestStart:
             "context_bytes": 0,
             "context_is_measured": False,
             "mover": None,
+            "overcommit_percent": 100,
+            "moving_permille": 0,
             "figures": {
                 "cores": 2560,
                 "clock_mhz": 1590,
