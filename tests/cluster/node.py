@@ -107,7 +107,8 @@ class Node:
             ],
         }
         file = write_json(self.machine.folder / "pods.conflist", network)
-        self.machine.run("install", "-D", str(file), "/etc/cni/net.d/pods.conflist")
+        # The first by name counts, and the machine may have others: Podman brings one.
+        self.machine.run("install", "-D", str(file), "/etc/cni/net.d/00-pods.conflist")
         # It finds its shim and runc there.
         path = PATH if self.debian_runtime else f"{find_runtime().folder}:{PATH}"
         server = self.machine.server(
