@@ -202,6 +202,18 @@ def agents(stage: Stage) -> Iterator[None]:
 
 
 @contextmanager
+def running_stage(replicas: int = 2) -> Iterator[Stage]:
+    """A stage whose first replica leads, with agents on its nodes and a priority class `high`."""
+    with stage(replicas) as whole:
+        high = {"metadata": {"name": "high"}, "value": 1000}
+        whole.cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", high)
+        whole.replicas[0].server.start()
+        whole.wait_leader()
+        with agents(whole):
+            yield whole
+
+
+@contextmanager
 def stage(replicas: int = 2) -> Iterator[Stage]:
     """All of it; no replica runs yet, and there are no nodes."""
     with Cluster() as cluster, fake_nodes(cluster) as nodes:

@@ -26,13 +26,8 @@ HOUR, MINUTES = {"aliquot.io/duration": "1h"}, {"aliquot.io/duration": "10m"}
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Stage]:
-    with gangs.stage() as stage:
-        high = {"metadata": {"name": "high"}, "value": 1000}
-        stage.cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", high)
-        stage.replicas[0].server.start()
-        stage.wait_leader()
-        with gangs.agents(stage):
-            yield stage
+    with gangs.running_stage() as stage:
+        yield stage
 
 
 @pytest.fixture

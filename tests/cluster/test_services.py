@@ -20,13 +20,8 @@ QUEUE = "aliquot.io/queue"
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Stage]:
-    with gangs.stage(replicas=1) as stage:
-        high = {"metadata": {"name": "high"}, "value": 1000}
-        stage.cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", high)
-        stage.replicas[0].server.start()
-        stage.wait_leader()
-        with gangs.agents(stage):
-            yield stage
+    with gangs.running_stage(replicas=1) as stage:
+        yield stage
 
 
 @pytest.fixture

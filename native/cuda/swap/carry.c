@@ -4,6 +4,7 @@
 #include "aliquot/descriptors.h"
 #include "aliquot/layout.h"
 #include "arbiter_call.h"
+#include "swap/residence.h"
 #include "swap/swappable.h"
 
 #include <errno.h>
@@ -65,20 +66,13 @@ static void drop_connection(void)
 	close_fd(&mover);
 }
 
-static int64_t now_ms(void)
-{
-	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
-}
-
 static bool reach_mover(carry_goes_on *goes_on)
 {
 	struct timespec moment = {.tv_nsec = REACH_AGAIN_MS * 1000 * 1000};
-	int64_t end = now_ms() + REACH_MS;
+	int64_t end = residence_now_ms() + REACH_MS;
 	if (mover >= 0)
 		return true;
-	while ((mover = arbiter_mover(REACH_ONCE_MS)) < 0 && now_ms() < end && goes_on())
+	while ((mover = arbiter_mover(REACH_ONCE_MS)) < 0 && residence_now_ms() < end && goes_on())
 		nanosleep(&moment, NULL);
 	return mover >= 0;
 }
@@ -104,9 +98,9 @@ static bool send_request(enum aliquot_move_kind kind, const struct swappable_pie
 static bool await_answer(carry_goes_on *goes_on, int64_t patience_ms)
 {
 	struct pollfd answer = {.fd = mover, .events = POLLIN};
-	int64_t end = now_ms() + patience_ms;
+	int64_t end = residence_now_ms() + patience_ms;
 	while (poll(&answer, 1, LOOK_MS) <= 0) {
-		int64_t now = now_ms();
+		int64_t now = residence_now_ms();
 		if (!goes_on() && end > now + CALLED_OFF_MS)
 			end = now + CALLED_OFF_MS;
 		if (now >= end)

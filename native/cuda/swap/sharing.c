@@ -22,6 +22,7 @@
 #include "gate/gate.h"
 #include "pieces.h"
 #include "places.h"
+#include "residence.h"
 #include "session.h"
 #include "swappable.h"
 #include "thread.h"
@@ -270,27 +271,20 @@ CUresult hook_ipc_get(__typeof__(&cuIpcGetMemHandle) real, CUipcMemHandle *out, 
 
 /* --- the process that opens it -------------------------------------------------------------------- */
 
-static int64_t now_ms(void)
-{
-	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
-}
-
 /* A program's signals do not end the wait, and do not prolong it. */
 static int receive(int fd)
 {
-	int64_t until = now_ms() + ANSWER_MS;
+	int64_t until = residence_now_ms() + ANSWER_MS;
 	uint64_t found;
 	int descriptor;
 	bool wrong;
 	ssize_t size;
 	do
 		size = aliquot_receive_descriptor(fd, &found, sizeof(found), &descriptor, &wrong, 0);
-	while (size < 0 && errno == EINTR && now_ms() < until);
+	while (size < 0 && errno == EINTR && residence_now_ms() < until);
 	/* The other has closed its copy when it closes the connection: none is open but this one. */
 	while (descriptor >= 0 && recv(fd, &found, sizeof(found), 0) < 0 && errno == EINTR &&
-	       now_ms() < until)
+	       residence_now_ms() < until)
 		continue;
 	return descriptor;
 }
