@@ -1,6 +1,6 @@
 /* Room on GPUs that somebody waits for: grants there that are idle give theirs up for it (parking.h).
  *
- * `want` tells of a request that does not fit. It counts for 10 s; whoever waits longer repeats it. It is in no
+ * `want` tells of a request that does not fit. It counts for 10 s; a caller that waits longer repeats it. It is in no
  * record: the next arbiter is told again. A want asks for nobody's memory once there is room for it, nor if all
  * that idle grants could give up is too little.
  */
@@ -15,7 +15,7 @@
 bool wants_add(struct arbiter *arbiter, uint32_t uid, const struct control_request *request,
                struct failure *failure);
 
-/* The grant was made: what was wanted of its GPUs may have been for it. Whoever still waits says so again. */
+/* The grant was made: what was wanted of its GPUs may have been for it. A caller that still waits says so again. */
 void wants_met(const struct grant *grant);
 
 /* Whether somebody wants room on that GPU which there will only be if idle grants give up theirs. */

@@ -63,7 +63,7 @@ def handle_of(tenant: Tenant, pointer: int) -> str:
     return str(handle)
 
 
-def test_memory_opened_by_ipc_handle_is_charged_once_whoever_lets_go_last(
+def test_memory_opened_by_ipc_handle_is_charged_once_in_either_order_of_release(
     grant: Grant, tenant: Tenant, other: Tenant
 ) -> None:
     before = used(tenant)
@@ -208,7 +208,7 @@ def ask(handle: str, *, offset: int | None = None) -> list[int]:
 
 
 @pytest.mark.parametrize("lie", ["none", "inside", "far away", "another"])
-def test_memory_stays_charged_while_whoever_asked_has_a_descriptor(
+def test_memory_stays_charged_while_the_asker_has_a_descriptor(
     machine: Machine, swappable: Grant, lie: str
 ) -> None:
     tenant = start(machine, swappable)
@@ -247,7 +247,7 @@ def test_a_page_of_small_memory_stays_charged_while_a_descriptor_of_it_is_open(
 def test_memory_of_another_user_in_place_of_a_dead_process_is_refused(
     machine: Machine, swappable: Grant, short_tmp: Path
 ) -> None:
-    """Whoever reads the names of sockets could take one that is free again."""
+    """Another user who reads the names of sockets could take one that is free again."""
     giver, taker, thief = (start(machine, swappable) for _ in range(3))
     handle = handle_of(giver, giver.ok("alloc", PIECE))
     giver.kill()

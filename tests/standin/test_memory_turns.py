@@ -122,7 +122,7 @@ def test_two_that_are_busy_all_the_time_have_the_gpu_in_turn(machine: Machine) -
 
 @pytest.mark.parametrize("which", ["arbiter", "mover", "other"])
 @pytest.mark.parametrize("when", ["leaving", "returning"])
-def test_whoever_is_killed_in_an_exchange_nothing_is_lost(
+def test_nothing_is_lost_if_a_part_is_killed_in_an_exchange(
     machine: Machine, which: str, when: str
 ) -> None:
     first = Program(machine, "one").begin()

@@ -25,7 +25,7 @@ struct piece {
 	const void *ending; /* the call that destroys that context now; NULL: none */
 	bool is_ready;      /* it is mapped, or away */
 	bool is_fixed;      /* it cannot leave: others may have it mapped */
-	uint64_t key;       /* whoever knows it may have the memory (sharing.h); 0: nobody */
+	uint64_t key;       /* a process that knows it may open the piece (sharing.c); 0: none may */
 	uint32_t exports;   /* calls that make a descriptor of it now: it ends with the last one */
 	bool is_on_host;    /* its memory is the host's (spill.h) */
 	uint64_t block_id;  /* CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID; 0: not asked for yet */

@@ -132,7 +132,7 @@ def serve(state: StateDirectory, listen: Listen, ready: Callable[[str], None]) -
 
 
 def end_with_stdin() -> None:
-    """End this process when its standard input ends: whoever started it is gone."""
+    """End this process when its standard input ends: its parent is gone."""
 
     def wait() -> None:
         with suppress(OSError):

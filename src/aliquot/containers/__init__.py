@@ -1,4 +1,4 @@
-"""What a container needs so that its programs run in a grant, whoever starts the container.
+"""What a container needs so that its programs run in a grant: a pod's, or one of a plain runtime.
 
 The node agent of Kubernetes and `aliquot slice` use it. A runtime gets it as a CDI device.
 
