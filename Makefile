@@ -5,6 +5,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
+# Most of a command's start would be compiling its modules: programs may keep what Python compiles.
+export PYTHONDONTWRITEBYTECODE :=
+
 UV := $(or $(shell command -v uv 2>/dev/null),build/uv/bin/uv)
 BIN := .venv/bin
 SANITIZE :=
@@ -27,8 +30,9 @@ CHART = PYTHONPATH=tests UV=$(UV) $(BIN)/python -m kubernetes.chart
 # What the examples import.
 EXAMPLES_NEED := torch numpy transformers accelerate
 
-# What `make test` left out and why, one line each, printed at its end.
+# What `make test` left out and why, and the tests that failed, one line each, printed at its end.
 LEFT_OUT := build/left-out.txt
+FAILED := build/failed.txt
 
 .PHONY: help setup build install demo tour test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: test-neighbours test-cluster kubernetes manifest cluster cluster-gpu cluster-down
@@ -43,6 +47,7 @@ setup: packages build ## create .venv with the command aliquot
 
 build: $(UV) ## rebuild what changed (Python files need no build)
 	@$(UV) sync --locked --quiet
+	@$(BIN)/python -m compileall -q src
 
 install: setup ## one arbiter and one pool for all users of this machine: sudo make install
 	@$(BIN)/aliquot install
@@ -54,20 +59,20 @@ tour: setup ## a day on one GPU, with its output: writes docs/tour.md
 	@$(BIN)/python demo/tour.py > build/tour.md; status=$$?; cat build/tour.md; \
 	[ $$status -eq 0 ] && cp build/tour.md docs/tour.md
 
+# A phase that fails does not keep the next ones from running.
+PHASES = lint test-native test-python $(if $(MADE_EXAMPLES),test-examples) test-shares test-storm test-cluster \
+	test-gpu
 test: setup test-packages ## everything: lint and all tests
-	@mkdir -p build && : > $(LEFT_OUT)
-	@$(MAKE) lint
-	@$(MAKE) test-native
+	@mkdir -p build && : > $(LEFT_OUT) && : > $(FAILED)
 	@[ -n "$$($(CLUSTER).obstacles)" ] || $(MAKE) kubernetes
-	@$(MAKE) test-python
-	@if [ -x $(EXAMPLES)/bin/torchrun ]; then $(MAKE) test-examples; else \
-		echo "tests of the examples with PyTorch: make test-examples makes their environment" >> $(LEFT_OUT); fi
-	@$(MAKE) test-shares
-	@$(MAKE) test-storm
-	@$(MAKE) test-cluster
-	@$(MAKE) test-gpu
+	@[ -n "$(MADE_EXAMPLES)" ] || \
+		echo "tests of the examples with PyTorch: make test-examples makes their environment" >> $(LEFT_OUT)
+	@for phase in $(PHASES); do echo "--- make $$phase"; begun=$$SECONDS; \
+		ALIQUOT_FAILED=$(CURDIR)/$(FAILED) $(MAKE) -k $$phase || echo "make $$phase" >> $(FAILED); \
+		echo "--- make $$phase: $$((SECONDS - begun)) s"; done
 	@if [ -s $(LEFT_OUT) ]; then echo "Left out:"; sed 's/^/  /' $(LEFT_OUT); \
 	else echo "Nothing was left out."; fi
+	@if [ -s $(FAILED) ]; then echo "Failed:"; sed 's/^/  /' $(FAILED); exit 1; fi
 
 lint: ## style, types, layers and vocabulary
 	$(BIN)/ruff check .
@@ -97,6 +102,7 @@ test-python: ## the tests that need no GPU and no cluster
 
 # PyTorch for CPUs where its own index can be reached, else as PyPI has it.
 EXAMPLES := build/examples
+MADE_EXAMPLES = $(wildcard $(EXAMPLES)/bin/torchrun)
 test-examples: build $(EXAMPLES)/bin/torchrun ## the examples with PyTorch and a Trainer, on simulated GPUs
 	ALIQUOT_EXAMPLES_PYTHON=$(CURDIR)/$(EXAMPLES)/bin/python $(BIN)/pytest -n 0 tests/examples
 
@@ -109,7 +115,8 @@ $(EXAMPLES)/bin/torchrun:
 TREES := plain address thread arm64
 test-native: $(addprefix test-native-,$(TREES)) fuzz ## the C tests: plain, sanitized, arm64, fuzzed
 test-native-%: build/native-%
-	$(BIN)/ctest --test-dir $< --output-on-failure --no-tests=error -j 2
+	$(BIN)/ctest --test-dir $< --output-on-failure --no-tests=error -j 2 || \
+		{ $(call failed,$$(sed "s|^[0-9]*:|$<: |" $</Testing/Temporary/LastTestsFailed.log)); exit 1; }
 
 build/native-address: OPTIONS := -DALIQUOT_SANITIZE=address,undefined
 build/native-thread: OPTIONS := -DALIQUOT_SANITIZE=thread
@@ -125,11 +132,11 @@ FUZZERS := $(patsubst tests/native/fuzz/%.c,%,$(wildcard tests/native/fuzz/fuzz_
 fuzz: ## the fuzzers, FUZZ_SECONDS each
 	@$(call configure,build/fuzz,-DCMAKE_C_COMPILER=clang -DALIQUOT_FUZZ=ON)
 	@$(CMAKE) --build build/fuzz --target $(addsuffix _libfuzzer,$(FUZZERS)) -- --quiet
-	@for name in $(FUZZERS); do mkdir -p build/fuzz/found/$$name; \
-		echo "fuzzing: $$name for $(FUZZ_SECONDS) s"; \
-		build/fuzz/tests/native/fuzz/$${name}_libfuzzer -max_total_time=$(FUZZ_SECONDS) \
-			-artifact_prefix=build/fuzz/ build/fuzz/found/$$name tests/native/fuzz/corpus/$$name \
-			2>build/fuzz/$$name.log || { cat build/fuzz/$$name.log; exit 1; }; done
+	@mkdir -p $(addprefix build/fuzz/found/,$(FUZZERS))
+	@printf '%s\n' $(FUZZERS) | xargs -P 2 -I{} $(SHELL) -c 'echo "fuzzing: {} for $(FUZZ_SECONDS) s"; \
+		build/fuzz/tests/native/fuzz/{}_libfuzzer -max_total_time=$(FUZZ_SECONDS) \
+			-artifact_prefix=build/fuzz/ build/fuzz/found/{} tests/native/fuzz/corpus/{} \
+			2>build/fuzz/{}.log || { cat build/fuzz/{}.log; $(call failed,{}); exit 1; }'
 
 bench: build/native-plain ## measure what Aliquot costs a program (docs/measured.md)
 	$(BIN)/python bench/native/cost.py --build build/native-plain
@@ -156,10 +163,10 @@ test-shares: build ## compute shares, and answers under load: one test at a time
 
 # The race of tests/storm once more, shorter, with everything under a sanitizer.
 test-storm: build/native-address build/native-thread ## the long race, under each sanitizer
-	@for name in address thread; do echo "the storm, with the $$name sanitizer"; \
+	@failed=; for name in address thread; do echo "the storm, with the $$name sanitizer"; \
 		ALIQUOT_TEST_NATIVE=$(CURDIR)/build/native-$$name/_native \
 		ALIQUOT_STORM_SECONDS=8 ALIQUOT_STORM_KILLS=150 $(BIN)/pytest -q -n 0 \
-			tests/storm/test_storm.py tests/standin/test_gated_storm.py; done
+			tests/storm/test_storm.py tests/standin/test_gated_storm.py || failed=1; done; [ -z "$$failed" ]
 
 # What takes longer than `make test` may: the storm, the siege and the restarts of agents and kubelets in
 # full, half an hour with a node that comes and goes, and half an hour of each fuzzer.
@@ -183,9 +190,10 @@ test-gpu: ## the tests on this machine's own GPU, if it has one
 test-cluster: build ## the tests on a real Kubernetes, two clusters at a time
 	@mkdir -p build
 	@why="$$($(CLUSTER).obstacles)"; \
-	if [ -z "$$why" ]; then $(MAKE) kubernetes; \
-		ALIQUOT_CLUSTERS=1 $(BIN)/pytest -n 2 --dist loadfile -m "cluster and not shares" tests/cluster; \
-		$(BIN)/pytest -n 0 -m "cluster and shares" tests/cluster; \
+	if [ -z "$$why" ]; then $(MAKE) kubernetes; failed=; \
+		ALIQUOT_CLUSTERS=1 $(BIN)/pytest -n 2 --dist loadfile -m "cluster and not shares" tests/cluster \
+			|| failed=1; \
+		$(BIN)/pytest -n 0 -m "cluster and shares" tests/cluster || failed=1; [ -z "$$failed" ]; \
 	elif [ -n "$${ALIQUOT_REQUIRE_CLUSTER:-}" ]; then echo "a real Kubernetes $$why" >&2; exit 1; \
 	else echo "tests on a real Kubernetes: it $$why" >> $(LEFT_OUT); fi
 
@@ -234,6 +242,11 @@ cluster-packages:
 build/uv/bin/uv:
 	@echo "uv is not installed: installing it in build/uv"
 	@python3 -m venv build/uv && build/uv/bin/pip install --quiet uv
+
+# $(call failed,NAMES): add names to the list that `make test` prints at its end.
+define failed
+[ -z "$${ALIQUOT_FAILED:-}" ] || echo "$(1)" >> "$$ALIQUOT_FAILED"
+endef
 
 # $(call configure,TREE,OPTIONS): a build tree of the C code with its tests.
 define configure

@@ -51,6 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=error.message))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Add the failed tests to the list that `make test` prints at its end."""
+    file = os.environ.get("ALIQUOT_FAILED")
+    if hasattr(terminalreporter.config, "workerinput"):
+        return  # a worker of pytest-xdist: the main process lists its tests too
+    reports = [one for kind in ("error", "failed") for one in terminalreporter.getreports(kind)]
+    if file and reports:
+        with Path(file).open("a", encoding="utf-8") as names:
+            names.writelines(f"{one.nodeid} ({one.when})\n" for one in reports)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _children_end_at_ctrl_c() -> Iterator[None]:
     """Give child processes the default SIGINT action.

@@ -164,8 +164,14 @@ class TestForeground:
 
 
 def thread_of(pid: int, name: str) -> int:
-    threads = (task for task in Path(f"/proc/{pid}/task").iterdir())
-    return next(int(one.name) for one in threads if (one / "comm").read_text() == f"{name}\n")
+    """The thread of that name, as soon as it has named itself."""
+
+    def found() -> list[int]:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(one.name) for one in tasks if (one / "comm").read_text() == f"{name}\n"]
+
+    wait_until(found)
+    return found()[0]
 
 
 @contextmanager

@@ -122,6 +122,7 @@ class TestArbiterDeath:
         assert all(tenant.credit().is_open for tenant in pair)
 
     def test_each_process_has_a_name_of_its_own(self, arbiter: Arbiter) -> None:
-        """A kill by the name of one does not reach the others."""
+        """A kill by the name of one does not reach the others; each names itself when it begins."""
         for name, pid in arbiter.pids().items():
-            assert Path(f"/proc/{pid}/comm").read_text() == f"aliquot-{name}\n"
+            comm = Path(f"/proc/{pid}/comm")
+            wait_until(lambda: comm.read_text() == f"aliquot-{name}\n")  # noqa: B023

@@ -14,7 +14,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
-from support import GIB, MIB, wait_until
+from support import GIB, MIB, on_this_machine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -348,6 +348,7 @@ class TestMeasureLoop:
         begun = time.monotonic()
         for _ in range(8):
             assert modest.tell("measure") == "measured"
-        assert time.monotonic() - begun < 0.5
+        took = time.monotonic() - begun
         looping.join()
+        assert took < on_this_machine(0.5)
         assert machine.count_lists() - before < 1200

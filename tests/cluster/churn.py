@@ -1,6 +1,7 @@
 """Pods that come and go while something breaks: each checks that it has its GPU, and ends.
 
-A pod that the kubelet refuses has never run: a controller would make another, and so does this. A
+A pod that the kubelet refuses has never run: a controller would make another, and so does this.
+Nor has one whose start containerd calls off because the kubelet that asked for it was stopped. A
 pod that runs without its GPU, or ends otherwise than well, is a failure at once.
 """
 
@@ -117,7 +118,8 @@ class Churn:
 
     def _count(self, one: Any) -> None:
         status = one["status"]
-        ran = [each for each in status.get("containerStatuses", ()) if each.get("containerID")]
+        told = status.get("containerStatuses", ())
+        ran = [each for each in told if each.get("containerID") and not _was_called_off(each)]
         if status["phase"] == "Succeeded":
             self.succeeded += 1
         elif not ran:
@@ -126,3 +128,8 @@ class Churn:
             code = ran[0]["state"].get("terminated", {}).get("exitCode")
             why = "without its GPU" if code == _WITHOUT_GPU else "and was lost"
             raise AssertionError(f"a pod was admitted {why}: {json.dumps(status)}")
+
+
+def _was_called_off(container: Any) -> bool:
+    ended = container["state"].get("terminated", {})
+    return ended.get("reason") == "StartError" and "context canceled" in ended.get("message", "")

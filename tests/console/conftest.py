@@ -113,7 +113,7 @@ def start_console(pool: PoolUp, env: dict[str, str], *options: str) -> Console:
 def end_console(console: Console) -> None:
     console.process.terminate()
     try:
-        console.process.wait(20)
+        console.process.wait(60)
     finally:
         console.process.kill()
         console.process.communicate()

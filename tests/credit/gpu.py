@@ -10,17 +10,16 @@ from __future__ import annotations
 import mmap
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import support
 from aliquot.model import Policy, Priority, Slice
 from aliquot.slices import control
+from credit import measuring
+from credit.measuring import Figures, Shares
 from sim import gpu_time
 from standin.machine import GIB, TESTS, Grant, Machine
-
-KEPT_BUSY = 0.85
 
 
 class Tenant:
@@ -63,30 +62,6 @@ class Tenant:
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What tenants got, in the order of the call: ns of GPU work, and ns of holding the GPU."""
-
-    busy_ns: list[int]
-    used_ns: list[int]
-
-    @property
-    def gpu(self) -> list[float]:
-        """Percent of the GPU work of all of them."""
-        return _percent(self.busy_ns)
-
-    @property
-    def arbiter(self) -> list[float]:
-        """Percent of the time that all of them held the GPU."""
-        return _percent(self.used_ns)
-
-    @property
-    def kept_busy(self) -> bool:
-        """Whether this machine was fast enough for every program to use the time it held."""
-        pairs = zip(self.busy_ns, self.used_ns, strict=True)
-        return all(busy > KEPT_BUSY * used for busy, used in pairs)
 
 
 class LoadedGpu:
@@ -152,36 +127,55 @@ class LoadedGpu:
         """The arbiter's figures for a tenant's slice."""
         return dict(self.machine.grant_status(tenant.grant)["slices"][index]["compute"])
 
-    def busy_ns(self, tenant: Tenant, gpu: int = 0) -> int:
-        return gpu_time.busy_ns(self.machine.meeting_place).get((tenant.pid, gpu), 0)
+    def busy_ns(self, *tenants: Tenant, gpu: int = 0) -> int:
+        """The GPU time of all of them."""
+        return sum(self._busy(tenants, gpu))
 
     def shares(self, *tenants: Tenant, gpu_seconds: float = 2.0, settled: float = 0.3) -> Shares:
         """What they got of `gpu_seconds`, after `settled` seconds for the turns to settle."""
-        self._spend(tenants, settled)
-        busy, used = self._figures(tenants)
-        self._spend(tenants, gpu_seconds)
-        busy_then, used_then = self._figures(tenants)
-        return Shares(_differences(busy, busy_then), _differences(used, used_then))
+        return measuring.measure(
+            lambda: self._figures(tenants), lambda: self.busy_ns(*tenants), gpu_seconds, settled
+        )
 
-    def _figures(self, tenants: tuple[Tenant, ...]) -> tuple[list[int], list[int]]:
-        used = [self.compute(one)["used_ns"] for one in tenants]
-        return [self.busy_ns(one) for one in tenants], used
+    def measured(
+        self, is_right: Callable[[Shares], bool], *tenants: Tenant, gpu_seconds: float = 2.0
+    ) -> Shares:
+        """The first shares that are right, or else some that nothing disturbed."""
+        return measuring.until_right(
+            is_right,
+            lambda: self.shares(*tenants, gpu_seconds=gpu_seconds),
+            lambda: self._figures(tenants).in_turn,
+        )
 
-    def _spend(self, tenants: tuple[Tenant, ...], seconds: float) -> None:
+    def assert_shares(
+        self, asked: Sequence[float], *tenants: Tenant, within: float, gpu_seconds: float = 2.0
+    ) -> None:
+        """The tenants get these percentages of the GPU, by the arbiter's clock."""
+
+        def is_right(found: Shares) -> bool:
+            return found.is_near(asked, within)
+
+        shares = self.measured(is_right, *tenants, gpu_seconds=gpu_seconds)
+        assert is_right(shares), (asked, shares.arbiter, shares)
+
+    def spend(self, *tenants: Tenant, gpu_seconds: float) -> None:
         """Wait until the tenants got that much GPU time together."""
-        start = sum(map(self.busy_ns, tenants))
-        support.wait_until(
-            lambda: sum(map(self.busy_ns, tenants)) - start >= seconds * 1e9, seconds=60
+        measuring.spend(lambda: self.busy_ns(*tenants), gpu_seconds)
+
+    def _busy(self, tenants: Iterable[Tenant], gpu: int = 0) -> list[int]:
+        found = gpu_time.busy_ns(self.machine.meeting_place)
+        return [found.get((one.pid, gpu), 0) for one in tenants]
+
+    def _figures(self, tenants: Sequence[Tenant]) -> Figures:
+        grants = {one["name"]: one for one in self.machine.status()["grants"]}
+        told = [grants[one.grant.name]["slices"][0]["compute"] for one in tenants]
+        return Figures(
+            self._busy(tenants),
+            [int(one["used_ns"]) for one in told],
+            sum(int(one["fallbacks"]) for one in told),
+            not any(one["state"] in {"overdue", "exempt"} for one in told),
         )
 
     def close(self) -> None:
         for tenant in self.tenants:
             tenant.kill()
-
-
-def _differences(before: list[int], after: list[int]) -> list[int]:
-    return [then - now for now, then in zip(before, after, strict=True)]
-
-
-def _percent(parts: list[int]) -> list[float]:
-    return [100 * part / sum(parts) for part in parts]

@@ -44,17 +44,16 @@ def test_an_illegal_access_breaks_only_its_own_program(gpu: LoadedGpu, neighbour
 
 def test_a_stopped_process_does_not_block_others(gpu: LoadedGpu, neighbour: Tenant) -> None:
     stopped = gpu.share("stopped", 50)
-    gpu.shares(stopped, neighbour, gpu_seconds=0.3)
+    gpu.spend(stopped, neighbour, gpu_seconds=0.6)
     stopped.process.send_signal(signal.SIGSTOP)
     assert seconds_for_bursts(neighbour) < BOUND + SLACK
     stopped.process.send_signal(signal.SIGCONT)
-    shares = gpu.shares(stopped, neighbour, gpu_seconds=3)
-    assert shares.arbiter == pytest.approx([50, 50], abs=2), shares
+    gpu.assert_shares([50, 50], stopped, neighbour, within=2, gpu_seconds=3)
 
 
 def test_a_stopped_process_is_shown_to_use_nothing(gpu: LoadedGpu, neighbour: Tenant) -> None:
     stopped = gpu.share("stopped", 50)
-    gpu.shares(stopped, neighbour, gpu_seconds=0.3)
+    gpu.spend(stopped, neighbour, gpu_seconds=0.6)
     stopped.process.send_signal(signal.SIGSTOP)
 
     def got(tenant: Tenant) -> float:
@@ -83,7 +82,7 @@ def test_an_endless_kernel_is_reported_and_does_not_block_others(
 
 def test_a_process_killed_in_its_window_frees_it(gpu: LoadedGpu, neighbour: Tenant) -> None:
     killed = gpu.share("killed", 50)
-    gpu.shares(killed, neighbour, gpu_seconds=0.3)
+    gpu.spend(killed, neighbour, gpu_seconds=0.6)
     killed.kill()
     assert seconds_for_bursts(neighbour) < BOUND + SLACK
     support.wait_until(lambda: gpu.compute(neighbour)["state"] == "alone")
@@ -93,13 +92,12 @@ def test_the_arbiters_death_opens_all_gates_and_a_restart_resumes_turns(
     gpu: LoadedGpu, neighbour: Tenant
 ) -> None:
     other = gpu.share("other", 20)
-    gpu.shares(neighbour, other, gpu_seconds=0.3)
+    gpu.spend(neighbour, other, gpu_seconds=0.6)
     for _ in range(3):
         os.kill(gpu.machine.status()["serving_pid"], signal.SIGKILL)
         assert seconds_for_bursts(neighbour) < BOUND + SLACK
         support.wait_until(lambda: control.answers(gpu.machine.state))
-    shares = gpu.shares(neighbour, other, gpu_seconds=3)
-    assert shares.arbiter == pytest.approx([100 * 50 / 70, 100 * 20 / 70], abs=2), shares
+    gpu.assert_shares([500 / 7, 200 / 7], neighbour, other, within=2, gpu_seconds=3)
 
 
 @pytest.mark.parametrize("dead", [("pid", "serving_pid"), ("guard_pid", "pid", "serving_pid")])
@@ -107,7 +105,7 @@ def test_a_new_arbiter_restores_shares_after_several_deaths_at_once(
     gpu: LoadedGpu, neighbour: Tenant, dead: tuple[str, ...]
 ) -> None:
     other = gpu.share("other", 20)
-    gpu.shares(neighbour, other, gpu_seconds=0.3)
+    gpu.spend(neighbour, other, gpu_seconds=0.6)
     before = memory_limits(gpu)
     for _ in range(2):
         gpu.machine.kill_arbiter(*dead)
@@ -115,8 +113,7 @@ def test_a_new_arbiter_restores_shares_after_several_deaths_at_once(
             assert seconds_for_bursts(neighbour) < BOUND + SLACK
         gpu.machine.start_arbiter()
         assert seconds_for_bursts(neighbour) < BOUND + SLACK
-    shares = gpu.shares(neighbour, other, gpu_seconds=3)
-    assert shares.arbiter == pytest.approx([100 * 50 / 70, 100 * 20 / 70], abs=2), shares
+    gpu.assert_shares([500 / 7, 200 / 7], neighbour, other, within=2, gpu_seconds=3)
     assert memory_limits(gpu) == before
 
 
@@ -125,8 +122,7 @@ def test_kernels_that_wait_for_each_other_on_two_gpus_finish(two_gpus: LoadedGpu
     pair = two_gpus.tenant(grant, "pair").go()
     single = two_gpus.share("single", 50)
     assert seconds_for_bursts(pair, 10) < 20
-    shares = two_gpus.shares(pair, single)
-    assert shares.arbiter == pytest.approx([50, 50], abs=4)
+    two_gpus.assert_shares([50, 50], pair, single, within=4)
     assert two_gpus.compute(pair)["state"] != "exempt"
 
 

@@ -68,14 +68,12 @@ def test_a_hard_slice_finishes_at_once_and_waits_until_its_grant_is_active(
 
 def test_the_share_of_a_parked_grant_is_divided_until_it_is_active(gpu: LoadedGpu) -> None:
     away, one, other = gpu.share("away", 50), gpu.share("one", 30), gpu.share("other", 20)
-    gpu.shares(away, one, other, gpu_seconds=0.5)
+    gpu.spend(away, one, other, gpu_seconds=0.8)
     set_state(gpu, away, GrantState.SWITCHING)
     away.tell("pause")  # as the driver stops it
     set_state(gpu, away, GrantState.PARKED)
-    shares = gpu.shares(one, other, gpu_seconds=3)
-    assert shares.arbiter == pytest.approx([60, 40], abs=1.5), shares
+    gpu.assert_shares([60, 40], one, other, within=1.5, gpu_seconds=3)
     set_state(gpu, away, GrantState.SWITCHING)
     away.go()
     set_state(gpu, away, GrantState.ACTIVE)
-    shares = gpu.shares(away, one, other, gpu_seconds=1.5)
-    assert shares.arbiter == pytest.approx([50, 30, 20], abs=1.5), shares
+    gpu.assert_shares([50, 30, 20], away, one, other, within=1.5, gpu_seconds=1.5)

@@ -19,13 +19,15 @@ import pytest
 import support
 from aliquot import devices
 from aliquot.devices import parse_shape
+from aliquot.model import Turn
 from aliquot.model.errors import AliquotError
 from aliquot.pool.client import PoolClient, connect
 from aliquot.pool.peers import peer_of
 from aliquot.slices import control
 from arbiter.older import build_arbiter, extract, has_history
 from conftest import Cli, aliquot_command
-from credit.gpu import Shares
+from credit import measuring
+from credit.measuring import Figures, Shares
 from outages.services import Service
 from sim import gpu_time
 
@@ -97,6 +99,11 @@ class SharedMachine:
         """Run a command on this machine."""
         return self._cli(*args, env={**self.env, "ALIQUOT_SIMULATE": SHAPE})
 
+    def grant_list(self) -> str:
+        """What `ps` prints."""
+        listed = self.ask("ps")
+        return listed.stdout + listed.stderr
+
     def client(self) -> PoolClient:
         return connect(parse_shape(SHAPE))
 
@@ -142,24 +149,28 @@ class SharedMachine:
         (process,) = self.grants()[name].processes
         return process.pid
 
-    def shares(self, gpu_seconds: float = 1.0) -> Shares:
-        """What each job gets from now on, in the order of SHARES."""
+    def shares(self, is_right: Callable[[Shares], bool]) -> Shares:
+        """What each job gets from now on, in the order of SHARES: what is right, or undisturbed."""
         pids = [self.pid_of(name) for name in SHARES]
 
         def busy() -> list[int]:
             found = gpu_time.busy_ns(self.state / "machine")
             return [found.get((pid, 0), 0) for pid in pids]
 
-        def used() -> list[int]:
+        def figures() -> Figures:
             grants = self.grants()
-            return [int(grants[name].compute[0].used_seconds * 1e9) for name in SHARES]
+            told = [grants[name].compute[0] for name in SHARES]
+            return Figures(
+                busy(),
+                [int(one.used_seconds * 1e9) for one in told],
+                sum(one.fallbacks for one in told),
+                not any(one.turn in {Turn.OVERDUE, Turn.EXEMPT} for one in told),
+            )
 
-        begin, used_begin = busy(), used()
-        support.wait_until(lambda: sum(busy()) - sum(begin) >= gpu_seconds * 1e9)
-        end, used_end = busy(), used()
-        return Shares(
-            [then - now for now, then in zip(begin, end, strict=True)],
-            [then - now for now, then in zip(used_begin, used_end, strict=True)],
+        return measuring.until_right(
+            is_right,
+            lambda: measuring.measure(figures, lambda: sum(busy()), gpu_seconds=1.0),
+            lambda: figures().in_turn,
         )
 
     def close(self) -> None:

@@ -70,12 +70,12 @@ class PoolUp:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
     def down(self) -> None:
         assert self.process is not None
         self.process.terminate()
-        assert self.process.wait(20) == 0, self.output.read_text()
+        assert self.process.wait(60) == 0, self.output.read_text()
 
     def ask(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Run a command on this pool."""

@@ -159,7 +159,7 @@ def test_a_run_that_ends_leaves_the_queue_at_once(pool: PoolUp, runs: Runs) -> N
     third = runs.start("--gpus", "1", "--wait")
     line_with(third, "place 2 of 2")
     second.send_signal(signal.SIGINT)
-    assert second.wait(20) == 130
+    assert second.wait(60) == 130
     assert second.stderr is not None
     assert "no longer waiting" in second.stderr.read()
     line_with(third, "place 1 of 1")
@@ -217,7 +217,7 @@ def test_a_grant_is_ended_if_no_program_can_run_in_it(
 def test_a_time_to_wait_ends_with_its_own_exit_code(pool: PoolUp, runs: Runs) -> None:
     runs.fill("--gpus", "4")
     late = runs.start("--wait=0.2s")
-    assert late.wait(30) == 75
+    assert late.wait(60) == 75
     assert late.stderr is not None
     assert "the time to wait is over" in late.stderr.read()
 

@@ -3,7 +3,9 @@
 Tests of compute shares compare with it: it is what the simulated engine itself recorded, to the
 nanosecond, independent of the arbiter and the tenants. The layout is that of
 native/sim/machine/machine.h (test_gpu_time.py compares them). Reading takes no lock: a snapshot is
-consistent if the GPU's sum is that of its processes.
+consistent if the GPU's sum is that of its processes. It copies only the entries that are in use,
+since tests read every few milliseconds beside the programs that they measure: the whole file has
+megabytes.
 
 A process that has ended is still listed until 256 others have ended since. A process in another pid
 namespace is listed by its pid there.
@@ -12,6 +14,7 @@ namespace is listed by its pid there.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -105,8 +108,8 @@ class Share(ctypes.Structure):
     )
 
 
-class Times(ctypes.Structure):
-    """The beginning of the file: all but the memory that processes share, which is most of it."""
+class Beginning(ctypes.Structure):
+    """What the file begins with: how many GPUs and entries of processes there are."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("magic", U64),
@@ -117,6 +120,13 @@ class Times(ctypes.Structure):
         ("high", U32),
         ("seed", U64),
         ("lock", U32 * 2),
+    )
+
+
+class Times(Beginning):
+    """All but the memory that processes share, which is most of the file."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("gpus", Engine * MAX_GPUS),
         ("processes", Process * MAX_PROCESSES),
         ("ended_count", U64),
@@ -152,34 +162,48 @@ def busy_ns(state_dir: Path) -> dict[tuple[int, int], int]:
 
 def read(state_dir: Path) -> GpuTime:
     """A consistent snapshot; `state_dir` is the folder in ALIQUOT_SIMULATE_STATE."""
-    while True:
-        now = time.monotonic_ns()
-        with (state_dir / "machine").open("rb") as file:
-            shared = Times.from_buffer_copy(file.read(ctypes.sizeof(Times)))
-        assert (shared.magic, shared.version) == (MAGIC, VERSION)
-        found = _sum_up(shared, now)
-        if found:
-            return found
+    with (
+        (state_dir / "machine").open("rb") as file,
+        mmap.mmap(file.fileno(), ctypes.sizeof(Times), access=mmap.ACCESS_READ) as shared,
+    ):
+        begin = Beginning.from_buffer_copy(shared)
+        assert (begin.magic, begin.version) == (MAGIC, VERSION)
+        while True:
+            found = _sum_up(shared, time.monotonic_ns())
+            if found:
+                return found
 
 
-def _sum_up(shared: Times, now: int) -> GpuTime | None:
+def _sum_up(shared: mmap.mmap, now: int) -> GpuTime | None:
     """None: the file was read in the middle of a change."""
-    live = [entry for entry in shared.processes[: shared.high] if entry.used]
+    begin = Beginning.from_buffer_copy(shared)
+    engines = _copy(shared, Engine, Times.gpus.offset, begin.count)
+    entries = _copy(shared, Process, Times.processes.offset, begin.high)
+    ended_count = U64.from_buffer_copy(shared, Times.ended_count.offset).value
+    ended = _copy(shared, Ended, Times.ended.offset, min(ended_count, MAX_ENDED))
     processes: Counter[tuple[int, int]] = Counter()
     gpus: dict[int, int] = {}
-    for index, gpu in enumerate(shared.gpus[: shared.count]):
+    live = [entry for entry in entries if entry.used]
+    for index, gpu in enumerate(engines):
+        if gpu.running != NONE and gpu.running >= begin.high:
+            return None
         if gpu.busy_ns != gpu.ended_ns + sum(entry.usage[index].busy_ns for entry in live):
             return None
         gpus[index] = gpu.busy_ns
         for entry in live:
             processes[entry.pid, index] += entry.usage[index].busy_ns
-        for entry in shared.ended[: min(shared.ended_count, MAX_ENDED)]:
+        for entry in ended:
             processes[entry.pid, index] += entry.busy_ns[index]
         if gpu.running != NONE:
             unrecorded = _unrecorded(gpu, now)
             gpus[index] += unrecorded
-            processes[shared.processes[gpu.running].pid, index] += unrecorded
+            processes[entries[gpu.running].pid, index] += unrecorded
     return GpuTime({key: figure for key, figure in processes.items() if figure}, gpus)
+
+
+def _copy(shared: mmap.mmap, kind: type[ctypes.Structure], offset: int, count: int) -> Any:
+    """The first entries of an array in the file."""
+    return (kind * count).from_buffer_copy(shared, offset)
 
 
 def _unrecorded(gpu: Engine, now: int) -> int:

@@ -33,9 +33,9 @@ def place(sim_env: dict[str, str]) -> Path:
 
 
 def members(structure: type[ctypes.Structure]) -> list[str]:
-    """Those of the structure that it begins with, then its own."""
-    begins = [member for base in structure.__bases__ for member in getattr(base, "_fields_", ())]
-    return [member[0] for member in (*begins, *structure._fields_)]
+    """Those of the structures that it begins with, then its own."""
+    kinds = reversed(structure.__mro__)
+    return [member[0] for kind in kinds for member in vars(kind).get("_fields_", ())]
 
 
 def layout(name: str) -> list[str]:

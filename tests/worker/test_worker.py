@@ -71,9 +71,9 @@ def test_a_callback_is_called_once_per_notice(folder: Path) -> None:
 
     worker.on_notice(hear)
     tell(folder, "notice", generation=3, kind="grow", size=4, deadline=0.0)
-    assert one.wait(20)
+    assert one.wait(60)
     tell(folder, "notice", generation=4, kind="suspend", size=0, deadline=0.0)
-    assert two.wait(20)
+    assert two.wait(60)
     assert [notice.generation for notice in heard] == [3, 4]
 
 

@@ -38,7 +38,7 @@ class HeldDecision:
         if self._hold and (decision.starts or decision.preemptions):
             self._hold = False
             self._decided.set()
-            assert self._go_on.wait(20)
+            assert self._go_on.wait(60)
         return decision
 
 

@@ -195,7 +195,7 @@ class FakeKubelet:
     async def _register(self, asked: messages.RegisterRequest, _: Any) -> messages.Empty:
         assert asked.version == wire.VERSION
         channel = wire.dial(self.plugins / asked.endpoint)
-        options = await wire.OPTIONS.on(channel)(messages.Empty(), timeout=10)
+        options = await wire.OPTIONS.on(channel)(messages.Empty(), timeout=30)
         old = self.endpoints.get(asked.resource_name)
         if old:
             await _hang_up(old)

@@ -82,7 +82,7 @@ class Node:
     def kill_agent(self) -> None:
         assert self._agent
         self._agent.kill()
-        self._agent.wait(20)
+        self._agent.wait(60)
         self._agent = None
 
     async def end_agent(self) -> int:
@@ -93,7 +93,7 @@ class Node:
     async def agent_ends(self) -> int:
         """Wait for the end of the agent; its exit status."""
         assert self._agent
-        code = await asyncio.to_thread(self._agent.wait, 20)
+        code = await asyncio.to_thread(self._agent.wait, 60)
         self._agent = None
         return code
 
@@ -103,7 +103,7 @@ class Node:
     def page(self, path: str) -> str | None:
         with suppress(OSError):
             url = f"http://127.0.0.1:{self.port}{path}"
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=20) as answer:
                 return str(answer.read().decode())
         return None
 
@@ -227,7 +227,7 @@ class Node:
     def close(self) -> None:
         if self._agent:
             self._agent.kill()
-            self._agent.wait(20)
+            self._agent.wait(60)
         support.wait_until(self._arbiters_ended)
 
     def _arbiters_ended(self) -> bool:

@@ -10,6 +10,9 @@
 #define GIB (UINT64_C(1) << 30)
 #define SECOND UINT64_C(1000000000)
 #define STEP (SECOND / 100)
+#ifndef ROUNDS
+#define ROUNDS 200u
+#endif
 #define MOST 8u
 #define BYTES_PER_STEP (GIB / 2) /* 50 GiB/s */
 
@@ -284,7 +287,7 @@ static uint64_t random_below(uint64_t most)
 /* Whatever their sizes and weights: nothing exceeds the room, all that fit work, and nobody is forgotten. */
 static void test_any(void)
 {
-	for (unsigned round = 0; round < 200; round++) {
+	for (unsigned round = 0; round < ROUNDS; round++) {
 		struct scene scene = {.room = (20 + random_below(120)) * GIB, .now = SECOND};
 		size_t count = 2 + random_below(MOST - 2);
 		for (size_t i = 0; i < count; i++) {

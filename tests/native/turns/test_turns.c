@@ -1,7 +1,9 @@
 /* The arbiter's turns, on a simulated GPU, checked against the GPU's own count of time. */
 #include "shares.h"
 
+#ifndef SEEDS
 #define SEEDS 18
+#endif
 
 static void shares_hold_for_any_programs(unsigned seed)
 {
