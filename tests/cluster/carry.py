@@ -5,7 +5,8 @@
 
 It has the environment in .venv with its Python, Kubernetes' programs and its runtime, Helm, and the
 programs of Debian's packages that a node needs, with their libraries. Each part is a folder, so
-that they can travel one by one. A file that is there already is kept: it was packed before.
+that they can travel one by one. An archive that is there already is kept, even if another
+checkout packed it: after a change of native/ remove aliquot.tar.xz, which takes a second.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cluster.images import linked_libraries
 from cluster.node import CNI_PROGRAMS
 from cluster.programs import find_programs, find_runtime
 from cluster.python_image import required
-from cluster.unpack import ORIGIN, SUFFIX
+from cluster.unpack import SUFFIX, origin_of
 from kubernetes.chart import find_helm
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ class Item:
         """The archive, as a whole or not at all."""
         part = path.with_name(f".{path.name}")
         with subprocess.Popen(
-            ["xz", "-2", "-T1", "--stdout"], stdin=subprocess.PIPE, stdout=part.open("wb")
+            ["xz", "-0", "-T1", "--stdout"], stdin=subprocess.PIPE, stdout=part.open("wb")
         ) as packer:
             assert packer.stdin
             with tarfile.open(fileobj=packer.stdin, mode="w|") as tar:
@@ -63,6 +64,7 @@ class Item:
             packer.stdin.close()
         if packer.returncode:
             sys.exit(f"xz failed for {self.name}")
+        origin_of(path).write_text(str(ROOT), "utf-8")
         part.rename(path)
 
 
@@ -97,9 +99,9 @@ def interpreter() -> list[Path]:
     prefix = Path(sysconfig.get_path("stdlib"))
     found = [program, *walk(prefix), *walk(Path(sysconfig.get_config_var("LIBDIR")), "libpython*")]
     scripts = Path(sysconfig.get_path("scripts"))
-    links = [path for path in scripts.iterdir() if path.is_symlink()]
-    texts = [path for path in scripts.iterdir() if is_script(path)]
-    return [*found, Path(sys.prefix, "pyvenv.cfg"), *links, *texts]
+    folders = (scripts, program.parent)
+    links = [path for each in folders for path in each.iterdir() if path.resolve() == program]
+    return [*found, Path(sys.prefix, "pyvenv.cfg"), *links]
 
 
 def walk(folder: Path, pattern: str = "*") -> list[Path]:
@@ -115,13 +117,6 @@ def walk(folder: Path, pattern: str = "*") -> list[Path]:
             if not name.endswith(".a") and not name.startswith("_tkinter")
         ]
     return found
-
-
-def is_script(path: Path) -> bool:
-    """A command that pip wrote, which names the place of its Python."""
-    if not path.is_file() or path.is_symlink() or path.stat().st_size > MIB:
-        return False
-    return path.read_bytes().startswith(b"#!")
 
 
 def distribution(name: str) -> list[Path]:
@@ -172,6 +167,7 @@ def pack(folder: Path, most: int) -> None:
     """Write the parts, each of at most so many MiB."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"*/*{SUFFIX}"):
+        origin_of(old).rename(origin_of(folder / old.name))
         old.rename(folder / old.name)
     archives = []
     for item in items():
@@ -190,8 +186,8 @@ def pack(folder: Path, most: int) -> None:
     for number, part in enumerate(parts, 1):
         place = folder / str(number)
         place.mkdir(exist_ok=True)
-        (place / ORIGIN).write_text(str(ROOT), "utf-8")
         for archive in part:
+            origin_of(archive).rename(origin_of(place / archive.name))
             archive.rename(place / archive.name)
         size = sum(one.stat().st_size for one in place.iterdir()) / MIB
         print(f"{place}: {size:.1f} MiB, {', '.join(sorted(one.name for one in part))}")

@@ -12,15 +12,20 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SUFFIX = ".tar.xz"
-ORIGIN = "origin"
 ROOT = Path(__file__).resolve().parents[2]
 _BIN, _LIB = Path("/usr/local/sbin"), Path("/usr/local/lib")
 _SMALL = 1 << 20
 _KEPT = ("kubernetes", "runtime", "helm")
+
+
+def origin_of(archive: Path) -> Path:
+    """The file that says where the repository was whose files are in an archive."""
+    return archive.with_name(archive.name.removesuffix(SUFFIX) + ".origin")
 
 
 def unpack(folder: Path) -> None:
@@ -32,9 +37,9 @@ def unpack(folder: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(_extract, archive, ready) for archive in archives]:
             done.result()
-    origin = (archives[0].parent / ORIGIN).read_text("utf-8")
+    origins = {origin_of(archive).read_bytes() for archive in archives}
     _merge(ready / "root", Path("/"))
-    _merge(ready / "tree", ROOT, origin)
+    _merge(ready / "tree", ROOT, origins)
     _add_programs(ready / "bin")
     _add_libraries(ready)
     folders = {name: ready / name for name in _KEPT}
@@ -58,7 +63,7 @@ def _extract_here(archive: Path, to: Path) -> None:
                 tar.extract(member, to)
 
 
-def _merge(source: Path, to: Path, origin: str = "") -> None:
+def _merge(source: Path, to: Path, origins: Collection[bytes] = ()) -> None:
     """Have the files there that are not there yet; texts name their new place."""
     for place, _, names in os.walk(source):
         for name in names:
@@ -68,10 +73,17 @@ def _merge(source: Path, to: Path, origin: str = "") -> None:
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target, follow_symlinks=False)
-            if origin and not target.is_symlink() and target.stat().st_size < _SMALL:
-                content = target.read_bytes()
-                if origin.encode() in content and b"\0" not in content:
-                    target.write_bytes(content.replace(origin.encode(), str(to).encode()))
+            if origins and not target.is_symlink() and target.stat().st_size < _SMALL:
+                _rename(target, origins, to)
+
+
+def _rename(file: Path, origins: Collection[bytes], to: Path) -> None:
+    content = file.read_bytes()
+    for origin in sorted(origins, key=len, reverse=True):
+        if b"\0" not in content:
+            content = content.replace(origin, str(to).encode())
+    if content != file.read_bytes():
+        file.write_bytes(content)
 
 
 def _add_programs(folder: Path) -> None:
