@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 from cluster.images import linked_libraries
 from cluster.node import CNI_PROGRAMS
 from cluster.programs import find_programs, find_runtime
-from cluster.python_image import required
+from cluster.python_image import installed_files, required
 from cluster.unpack import SUFFIX, origin_of
 from kubernetes.chart import find_helm
 
@@ -76,8 +76,7 @@ def items() -> list[Item]:
     rest = {path for each in required(TESTS) for path in files_of(each)}
     found.append(environment("environment", sorted(rest - known)))
     programs, runtime = find_programs(), find_runtime()
-    names = [name for name in programs.names if name != "kwok"]
-    found += [Item(name, {f"kubernetes/{name}": programs.path(name)}) for name in names]
+    found += [Item(name, {f"kubernetes/{name}": programs.path(name)}) for name in programs.names]
     runtimes = {f"runtime/{name}": runtime.path(name) for name in runtime.names}
     found += [Item("runtime", runtimes), Item("helm", {"helm/helm": find_helm()}), system()]
     return found
@@ -126,10 +125,7 @@ def distribution(name: str) -> list[Path]:
 
 def files_of(one: metadata.Distribution) -> Iterable[Path]:
     """The same, of one that was found already."""
-    for file in one.files or ():
-        path = Path(os.path.normpath(str(one.locate_file(file))))
-        if path.is_file() and "tests" not in path.parts[-4:-1]:
-            yield path
+    return (path for path in installed_files(one) if "tests" not in path.parts[-4:-1])
 
 
 def system() -> Item:

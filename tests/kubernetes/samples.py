@@ -121,7 +121,12 @@ def write(commit: str) -> Path:
             "ALIQUOT_STATE": str(folder / "state"),
             "ALIQUOT_SIMULATE": "t4:4",
         }
-        command = [sys.executable, "-c", _WRITE, *map(str, (folder / "n", folder / "state", target))]
+        command = [
+            sys.executable,
+            "-c",
+            _WRITE,
+            *map(str, (folder / "n", folder / "state", target)),
+        ]
         subprocess.run(command, env=environment, check=True, cwd=folder)
         written = target.read_text("utf-8")
     for path, instead in ((text, "/sample"), (str(ROOT), "/aliquot")):

@@ -14,6 +14,7 @@ from aliquot.kubernetes.api.elasticjob import ElasticJob
 from aliquot.kubernetes.api.plan import decode_plan
 
 LEVELS = 20_000
+DIGITS = "9" * 5000
 OPEN = ["[", '{"a":', '[{"\\"]":', '{"a": [1, ']
 CLOSE = {"[": "]", "{": "}"}
 
@@ -56,7 +57,15 @@ def test_other_texts_are_read_as_they_are(value: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("12", 12), ("0", 0), ("-1", None), ("", None), ("1.5", None), ("²", None), ("9" * 5000, None)],
+    [
+        ("12", 12),
+        ("0", 0),
+        ("-1", None),
+        ("", None),
+        ("1.5", None),
+        ("²", None),
+        ("9" * 5000, None),
+    ],
 )
 def test_whole_numbers(text: str, number: int | None) -> None:
     assert whole_number(text) == number
