@@ -46,7 +46,7 @@ def test_a_driver_is_updated_while_a_pod_runs(
     before, grants = agent.holders(), set(agent.grants())
 
     agent.install_driver(NEW, OLD)  # the package, before the module is loaded anew
-    agent.until_counts(gpu=0, vcuda_memory=4)
+    agent.until_counts(gpu=0, vcuda_memory=8)
     agent.until(
         lambda: f"kernel module has {OLD}" in str(agent.events(namespace, "old")),
         "the pod is told why",
