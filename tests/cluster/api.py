@@ -53,6 +53,15 @@ class Api:
         finally:
             connection.close()
 
+    def flow_schema(self, path: str, user: str) -> str | None:
+        """The UID of the FlowSchema that a GET of this user matches."""
+        connection = self._take()
+        try:
+            connection.request("GET", path, None, {**self._headers, "Impersonate-User": user})
+            return connection.getresponse().getheader("X-Kubernetes-PF-FlowSchema-UID")
+        finally:
+            connection.close()
+
     def is_ready(self) -> bool:
         try:
             return self._send("GET", "/readyz", None, {})[0] == 200

@@ -37,7 +37,7 @@ def python_image(name: str, *distributions: str, files: Iterable[Path] = ()) -> 
     scripts = _moved(sysconfig.get_path("scripts"))
     image.env = {"PATH": f"{scripts}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     _add_interpreter(image)
-    for file in {path for each in required(distributions) for path in _files(each)}:
+    for file in {path for each in required(distributions) for path in installed_files(each)}:
         _add(image, file)
     for file in files:
         image.add(file, _moved(file), skip=_is_left_out)
@@ -104,7 +104,8 @@ def _moved(path: object) -> str:
     return str(path).replace(str(ROOT), HOME)
 
 
-def _files(distribution: metadata.Distribution) -> Iterable[Path]:
+def installed_files(distribution: metadata.Distribution) -> Iterable[Path]:
+    """The files of a distribution, with those that Python compiled."""
     for file in distribution.files or ():
         path = Path(os.path.normpath(str(distribution.locate_file(file))))
         compiled = Path(cache_from_source(str(path)))

@@ -285,6 +285,21 @@ def test_only_callers_with_a_certificate_reach_the_extender(installed: Cluster) 
     assert said.strip() == "refused"
 
 
+def test_requests_for_leases_have_a_priority_of_their_own(installed: Cluster) -> None:
+    """The API server names the FlowSchema that a request matched in its answer."""
+    found = installed.api.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/aliquot-leases")
+    problems = [one for one in found["status"]["conditions"] if one["status"] != "False"]
+    assert not problems
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{SPACE}/leases"
+    for part in ("scheduler", "controller"):
+        user = f"system:serviceaccount:{SPACE}:aliquot-{part}"
+        schema = {
+            one: installed.api.flow_schema(one, user)
+            for one in (f"{path}/aliquot-{part}", "/api/v1/pods")
+        }
+        assert [one == found["metadata"]["uid"] for one in schema.values()] == [True, False]
+
+
 def test_the_columns_say_what_is_free_and_used(installed: Cluster) -> None:
     head, row = installed.kubectl("get", "gpunodes").splitlines()
     assert head.split()[:6] == ["NAME", "MODEL", "GPUS", "FREE", "USED", "KINDS"]

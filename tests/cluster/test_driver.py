@@ -40,10 +40,13 @@ def test_a_driver_is_updated_while_a_pod_runs(
     run_pod(cluster, namespace, "old", ["python3", "-c", AGAIN], image=project, limits=asked)
     agent.until(lambda: "old" in agent.holders(), "the pod is told of")
     agent.until(lambda: logs("old"), "its program uses the driver")
+    again = ["python3", "-c", VERSION + "import time\ntime.sleep(1e6)\n"]
+    run_pod(cluster, namespace, "again", again, image=project, limits=asked, restartPolicy="Always")
+    agent.until(lambda: logs("again") == [OLD], "it uses the old driver")
     before, grants = agent.holders(), set(agent.grants())
 
     agent.install_driver(NEW, OLD)  # the package, before the module is loaded anew
-    agent.until_counts(gpu=0, vcuda_memory=4)
+    agent.until_counts(gpu=0, vcuda_memory=8)
     agent.until(
         lambda: f"kernel module has {OLD}" in str(agent.events(namespace, "old")),
         "the pod is told why",
@@ -63,13 +66,18 @@ def test_a_driver_is_updated_while_a_pod_runs(
     agent.until(lambda: agent.driver_version() == NEW, "GPUNode has the new version")
     agent.until(lambda: agent.arbiter_driver() == NEW, "the arbiter uses the new driver")
 
+    cluster.node.kill_container(namespace, "again", "main")
+    agent.until(lambda: logs("again") == [NEW], "a container that starts again uses the new driver")
+    assert restarts_of(cluster, namespace, "again") == ("Running", 1)
+    assert agent.holders()["again"] == before["again"]
+
     seen = len(logs("old"))
     agent.until(lambda: len(logs("old")) > seen + 1, "the old pod's program goes on")
     assert restarts_of(cluster, namespace, "old") == ("Running", 0)
     assert {len(json.loads(line)) for line in logs("old")} == {1}
     assert agent.holders()["old"] == before["old"]
     assert grants <= set(agent.grants())
-    delete_pod(cluster, namespace, "old", "new")
+    delete_pod(cluster, namespace, "old", "new", "again")
     agent.until_counts(gpu=4, sgpu=8, vcuda_memory=344)
 
 

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from cluster.images import Image, busybox, linked_libraries
-from cluster.python_image import HOME, ROOT, project_image, required
+from cluster.python_image import HOME, ROOT, installed_files, project_image, required
+
+MIB = 1 << 20
+MOST_ADDED = 200 * MIB  # 184 in November 2026, most of it grpc, numpy and cryptography
 
 
 @pytest.fixture
@@ -84,6 +87,12 @@ def test_requirements_are_followed_through_extras() -> None:
     names = {each.metadata["Name"].lower() for each in required(["aliquot[kubernetes]"])}
     assert {"aliquot", "grpcio", "lightkube", "numpy", "rich", "typer"} <= names
     assert "pytest" not in names
+
+
+def test_what_an_image_adds_to_python_is_small() -> None:
+    added = {path for each in required(["aliquot[kubernetes]"]) for path in installed_files(each)}
+    added |= {path for path in (ROOT / "src").rglob("*") if path.is_file()}
+    assert MIB < sum(path.stat().st_size for path in added) < MOST_ADDED
 
 
 @pytest.mark.cluster

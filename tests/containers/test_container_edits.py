@@ -13,6 +13,7 @@ from aliquot.containers.container_edits import (
     grant_edits,
     prepare_edits,
 )
+from aliquot.containers.driver_files import CAPABILITIES, parse_capabilities
 from aliquot.devices import (
     CUDA,
     NVML,
@@ -130,6 +131,64 @@ def test_libraries_that_the_driver_loads_by_name_are_mounted(node: Node) -> None
             assert node.file(mounts[f"{folder}/{name}"]) == compiler
         assert f"{folder}/libnvidia-nvvm.so.4" in mounts
     assert node.file(mounts["/usr/bin/nvidia-smi"]) == Path("/usr/bin/nvidia-smi")
+
+
+def test_each_file_of_the_driver_has_its_capability(node: Node) -> None:
+    for name in ("libnvidia-encode", "libnvidia-cfg", "libnvidia-eglcore"):
+        node.install(name, "1", name.encode())
+    icd = node.root / "usr/share/vulkan/icd.d/nvidia_icd.json"
+    icd.parent.mkdir(parents=True)
+    icd.write_text("{}", "utf-8")
+    edits = prepare_edits(node.driver, node.home, node.host)
+    found = {Path(target).name: one.capability for target, one in by_target(edits.mounts).items()}
+    wanted = {
+        "libnvidia-ptxjitcompiler.so.1": "compute",
+        "libnvidia-nvvm.so.4": "compute",
+        "libnvidia-cfg.so.1": "utility",
+        "nvidia-smi": "utility",
+        "libnvidia-encode.so.1": "video",
+        "libnvidia-eglcore.so.1": "graphics",
+        "libnvidia-glcore.so.1": "graphics",
+        "nvidia_icd.json": "graphics",
+        CUDA: "",
+        NVML: "",
+    }
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_a_container_gets_the_capabilities_that_it_wants(node: Node) -> None:
+    node.install("libnvidia-encode", "1", b"video")
+    edits = prepare_edits(node.driver, node.home, node.host)
+
+    def names(wanted: frozenset[str] | None) -> set[str]:
+        return {one.target.name for one in edits.of_capabilities(wanted).mounts}
+
+    always = {one.target.name for one in edits.always().mounts}
+    assert {CUDA, NVML} <= always
+    assert edits.always().devices == edits.devices
+    assert names(frozenset({"video"})) == {f"libnvidia-encode.so.{end}" for end in ("1", VERSION)}
+    assert names(frozenset()) == set()
+    every = {one.target.name for one in edits.mounts}
+    assert names(None) | always == every
+    assert names(frozenset(CAPABILITIES)) == names(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("all", None),
+        ("compute,ALL", None),
+        ("compute,utility", {"compute", "utility"}),
+        (" graphics , video ", {"graphics", "video"}),
+        ("display", {"graphics"}),
+        ("", {"compute", "utility"}),
+        ("compat32,unheard", set()),
+    ],
+)
+def test_the_variable_is_read_as_nvidias_toolkit_reads_it(
+    text: str, wanted: set[str] | None
+) -> None:
+    assert parse_capabilities(text) == wanted
 
 
 def test_a_newer_cuda_library_of_the_node_is_the_driver(node: Node) -> None:

@@ -7,21 +7,26 @@ has a default, or the reader refuses the sample by its version and says what to 
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.elasticjob import ElasticJob
 from aliquot.kubernetes.api.gang import GangObject
+from aliquot.kubernetes.api.gpunode import GpuNodeStatus
 from aliquot.kubernetes.api.objects import GpuNode, Pod, QueueObject
 from aliquot.kubernetes.api.plan import decode_plan
 from aliquot.kubernetes.jobs.codec import decode_state
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint
 from aliquot.model import Priority
 from aliquot.model.errors import StateError
+from aliquot.pool.store import JobStore
 from kubernetes.queues.builders import know, make_queue
+from kubernetes.samples import samples
 
 SETTINGS = {"memory": [1 << 30], "compute": 20, "policy": "elastic", "priority": "latency"}
 CHECKPOINT: dict[str, Any] = {
@@ -146,3 +151,119 @@ def test_pods_that_an_earlier_scheduler_bound_count_by_their_labels() -> None:
     }
     known = know(make_queue("a", namespaces=("ns",)), make_queue("b"))
     assert known.queue_of(msgspec.convert(bound, Pod)) == "b"
+
+
+# --- what programs of earlier releases wrote -----------------------------------------------------
+
+
+@pytest.fixture(params=sorted(samples()))
+def sample(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the programs of an earlier commit wrote (`python -m kubernetes.samples`)."""
+    return samples()[request.param]
+
+
+def test_a_release_wrote_each_kind_of_sample() -> None:
+    assert samples()
+    for one in samples().values():
+        assert {
+            "node.json",
+            "gpunode",
+            "gangs",
+            "queues",
+            "elasticjobs",
+            "pods",
+            "pool.sql",
+        } <= set(one)
+
+
+def test_the_checkpoint_of_an_earlier_release_is_read(
+    tmp_path: Path, sample: dict[str, Any]
+) -> None:
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(sample["node.json"]), "utf-8")
+    found = Checkpoint(path).load()
+    assert sorted(one.kind for one in found.grants) == ["shared", "sliced", "whole"]
+    again = msgspec.to_builtins(found)
+    assert lost(sample["node.json"], again) == []
+
+
+@pytest.mark.parametrize(
+    ("plural", "kind"),
+    [("gangs", GangObject), ("queues", QueueObject), ("elasticjobs", ElasticJob)],
+)
+def test_the_objects_of_an_earlier_release_are_read_without_loss(
+    plural: str, kind: type[Any], sample: dict[str, Any]
+) -> None:
+    assert sample[plural]
+    for written in sample[plural]:
+        read = msgspec.to_builtins(msgspec.convert(written, kind))
+        for part in ("spec", "status"):
+            assert lost(written.get(part, {}), read.get(part, {})) == []
+
+
+def test_the_gpunode_of_an_earlier_release_is_read_without_loss(sample: dict[str, Any]) -> None:
+    found = msgspec.convert(sample["gpunode"], GpuNodeStatus)
+    shares = sample["gpunode"]["shares"]
+    assert found.shares == shares
+    assert lost(sample["gpunode"], {**msgspec.to_builtins(found), "shares": shares}) == []
+    assert sorted(str(one.kind) for one in found.gpus if one.grants) == [
+        *("shared", "shared", "sliced", "whole")
+    ]
+
+
+def test_the_state_of_a_job_of_an_earlier_release_is_read(sample: dict[str, Any]) -> None:
+    states = [one["status"]["controllerState"] for one in sample["elasticjobs"]]
+    phases = {decode_state(text, 1.0).state.phase.value for text in states}
+    assert phases == {"Running", "Succeeded"}
+
+
+def test_the_plans_of_an_earlier_release_are_read(sample: dict[str, Any]) -> None:
+    plans = [one["metadata"].get("annotations", {}).get(names.PLAN) for one in sample["pods"]]
+    read = [(text, decode_plan(text)) for text in plans if text]
+    assert len(read) == 2
+    for text, plan in read:
+        assert plan is not None
+        assert lost(json.loads(text), json.loads(plan.encode())) == []
+
+
+def test_the_pools_database_of_an_earlier_release_is_read(
+    tmp_path: Path, sample: dict[str, Any]
+) -> None:
+    path = tmp_path / "pool.sqlite"
+    with sqlite3.connect(path) as database:
+        database.executescript("\n".join(sample["pool.sql"]))
+        database.execute(f"PRAGMA user_version = {int(sample['pool.version'])}")
+    store = JobStore(path)
+    found = {one.job.name: one.state.phase.value for one in store.all()}
+    assert found == {
+        "done": "Succeeded",
+        "sweep-0": "Running",
+        "sweep-1": "Running",
+        "large": "Pending",
+    }
+    assert [len(store.events(one.job.number)) > 0 for one in store.all()] == [True] * 4
+    store.close()
+
+
+def lost(written: Any, read: Any, path: str = "") -> list[str]:
+    """The places whose value is not in what was read; one that is equal to its default may lack."""
+    if isinstance(written, dict):
+        if not isinstance(read, dict):
+            return [path]
+        return [
+            place
+            for key, value in written.items()
+            for place in (
+                [] if key not in read and not value else lost(value, read.get(key), f"{path}.{key}")
+            )
+        ]
+    if isinstance(written, list):
+        if not isinstance(read, (list, tuple)) or len(read) != len(written):
+            return [path]
+        pairs = zip(written, read, strict=True)
+        return [
+            place
+            for number, (one, other) in enumerate(pairs)
+            for place in lost(one, other, f"{path}[{number}]")
+        ]
+    return [] if written == read else [path]

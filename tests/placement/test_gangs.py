@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from aliquot.model.errors import InvalidValueError
@@ -14,7 +15,7 @@ from aliquot.placement.core.demand import Demand, Kind, Placement, sliced, whole
 from aliquot.placement.core.links import Reach, rank
 from aliquot.placement.core.snapshot import empty
 from aliquot.placement.core.topology import slowest_link
-from aliquot.placement.gangs.plan import plan_gang
+from aliquot.placement.gangs.plan import may_hold, plan_gang
 from aliquot.simulate.trace import links
 from placement.builders import cluster, gang, node, only_cpu
 
@@ -23,6 +24,20 @@ def test_a_gang_is_placed_whole_or_not_at_all() -> None:
     allocations = cluster(2, 1)
     assert plan_gang(allocations, gang("four", whole(), whole(), whole(), whole())) is None
     assert plan_gang(allocations, gang("three", whole(), whole(), whole())) is not None
+
+
+def test_a_gpu_of_two_kinds_at_two_times_counts_as_taken_and_not_as_less() -> None:
+    now, then = cluster(2), cluster(2)
+    there = Placement(0, (0,))
+    shared = Demand(gpus=1, kind=Kind.SHARED, milli=500)
+    now.take(there, sliced(100))
+    then.take(there, shared)
+    now.lower_to(then.free_on(np.array([0])))
+    assert may_hold(now, gang("g", whole()))
+    assert plan_gang(now, gang("g", whole())) == (Placement(0, (1,)),)
+    now.lower_to(now.free_on(np.array([0])))
+    for each in (sliced(1), sliced(0, 1), shared, whole()):
+        assert not now.fits(there, each)
 
 
 def test_a_gang_stays_on_one_node_where_it_fits() -> None:

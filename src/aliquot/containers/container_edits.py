@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from aliquot.containers.device_nodes import provide_control_nodes
 from aliquot.containers.driver_files import (
     StableLinks,
+    capability_of,
     driver_libraries,
     driver_programs,
     missing_source,
@@ -43,7 +44,7 @@ from aliquot.slices.library import prepare_library, prepared_driver
 from aliquot.slices.tenant import CONTAINER_GRANT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from aliquot.devices import Driver
 
@@ -83,11 +84,16 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class BindMount:
-    """A file or folder of the node, and its path in a container."""
+    """A file or folder of the node, and its path in a container.
+
+    `capability` is that of a driver's file, as NVIDIA calls it (`driver_files`); empty: containers
+    always have it.
+    """
 
     source: Path
     target: PurePosixPath
     read_only: bool = True
+    capability: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,17 @@ class ContainerEdits:
     devices: tuple[PurePosixPath, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     hooks: tuple[Hook, ...] = ()
+
+    def always(self) -> ContainerEdits:
+        """The part that does not belong to a capability."""
+        return replace(self, mounts=tuple(one for one in self.mounts if not one.capability))
+
+    def of_capabilities(self, wanted: Collection[str] | None) -> ContainerEdits:
+        """The mounts of these capabilities; None: of all."""
+        optional = (one for one in self.mounts if one.capability)
+        return ContainerEdits(
+            tuple(one for one in optional if wanted is None or one.capability in wanted)
+        )
 
     def __add__(self, other: ContainerEdits) -> ContainerEdits:
         """Both together."""
@@ -182,9 +199,11 @@ def _driver_mounts(driver: Driver, links: StableLinks, host: Host) -> Iterator[B
     folders = [driver.cuda.parent, files[CUDA].parent, driver.nvml.parent, files[NVML].parent]
     for name, file in driver_libraries(folders, host.resolve).items():
         source = links.add(name, file)
-        yield from (BindMount(source, folder / name) for folder in host.usual_folders)
-    for target, file in driver_programs(host.driver_root):
-        yield BindMount(links.add(target.name, file), target)
+        capability = capability_of(name)
+        for folder in host.usual_folders:
+            yield BindMount(source, folder / name, capability=capability)
+    for target, file, capability in driver_programs(host.driver_root):
+        yield BindMount(links.add(target.name, file), target, capability=capability)
 
 
 def _names(files: tuple[str, str]) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """The driver's files that containers get, and names for them that outlive a driver's update.
 
 Containers get what NVIDIA's container toolkit gives for `compute`, `utility`, `video` and
-`graphics`, always all of it: the agent does not see an image's `NVIDIA_DRIVER_CAPABILITIES`, and a
-library that nobody loads does no harm. They do not get what bypasses a slice (MPS, and OpenCL,
-which has a driver of its own) or belongs to the node (its daemons).
+`graphics`, and each file has its capability, for containers that want only some. They do not get
+what bypasses a slice (MPS, and OpenCL, which has a driver of its own) or belongs to the node (its
+daemons).
 
 A driver's files have its version in their names, and a kubelet replays what it was told about a
 container for as long as the pod lives. So mounts never name these files. Their sources are links in
@@ -25,6 +25,10 @@ from aliquot.devices.linker import resolve_below
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+CAPABILITIES = ("compute", "utility", "video", "graphics")
+_VARIABLE_DEFAULT = frozenset({"compute", "utility"})  # the toolkit's, for an empty value
+_OTHER_NAMES = {"display": "graphics", "ngx": "graphics"}
+
 _COMPUTE = (
     r"libcudadebugger|libnvidia-(allocator|compiler|fatbinaryloader|gpucomp|nvvm(70)?"
     r"|pkcs11(-openssl3)?|ptxjitcompiler|sandboxutils|tileiras)"
@@ -35,7 +39,10 @@ _GRAPHICS = (
     r"lib(EGL|GLESv1_CM|GLESv2|GLX)_nvidia|libnvoptix|libnvidia-(cbl|egl-(gbm|wayland|xcb|xlib)"
     r"|eglcore|fbc|glcore|glsi|glvkspirv|ngx|present|rtcore|tls|vulkan-producer)"
 )
-_LIBRARY = re.compile(rf"({_COMPUTE}|{_UTILITY}|{_VIDEO}|{_GRAPHICS})\.so(\.[0-9.]+)?")
+_LIBRARY = re.compile(
+    rf"((?P<compute>{_COMPUTE})|(?P<utility>{_UTILITY})|(?P<video>{_VIDEO})"
+    rf"|(?P<graphics>{_GRAPHICS}))\.so(\.[0-9.]+)?"
+)
 _VERSION = re.compile(r"\.so\.\d+\.[\d.]+")
 
 _PROGRAMS = ("nvidia-smi", "nvidia-debugdump")
@@ -61,6 +68,21 @@ _ABSENT = "absent"
 _ELF = b"\x7fELF"
 
 
+def parse_capabilities(text: str) -> frozenset[str] | None:
+    """What `NVIDIA_DRIVER_CAPABILITIES` asks for; None: all. Names that are unknown count not."""
+    words = {word.strip() for word in text.lower().split(",")} - {""}
+    if "all" in words:
+        return None
+    found = {_OTHER_NAMES.get(word, word) for word in words}
+    return frozenset(found) & frozenset(CAPABILITIES) if words else _VARIABLE_DEFAULT
+
+
+def capability_of(library: str) -> str:
+    """The capability that a library of the driver belongs to, by its name."""
+    found = _LIBRARY.fullmatch(library)
+    return next((name for name in CAPABILITIES if found and found[name]), "")
+
+
 def driver_libraries(folders: Iterable[Path], resolve: Callable[[Path], Path]) -> dict[str, Path]:
     """The driver's libraries besides CUDA and NVML, by each of their names; the first folder wins.
 
@@ -73,18 +95,21 @@ def driver_libraries(folders: Iterable[Path], resolve: Callable[[Path], Path]) -
     return found
 
 
-def driver_programs(root: Path) -> Iterator[tuple[PurePosixPath, Path]]:
-    """The driver's programs and data files: where a container has them, and the files.
+def driver_programs(root: Path) -> Iterator[tuple[PurePosixPath, Path, str]]:
+    """The driver's programs and data files: where a container has them, the files, capabilities.
 
     A script that calls the program somewhere else would not find it in a container.
     """
     programs = {f"/usr/bin/{name}": _PROGRAM_FOLDERS for name in _PROGRAMS}
-    for wanted, is_usable in ((programs, _is_program), (_DATA, Path.is_file)):
+    for wanted, is_usable, capability in (
+        (programs, _is_program, "utility"),
+        (_DATA, Path.is_file, "graphics"),
+    ):
         for target, folders in wanted.items():
             name = PurePosixPath(target).name
             files = (resolve_below(root / folder / name, root) for folder in folders)
             if file := next(filter(is_usable, files), None):
-                yield PurePosixPath(target), file
+                yield PurePosixPath(target), file, capability
 
 
 def _is_program(file: Path) -> bool:

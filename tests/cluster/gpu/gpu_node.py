@@ -5,6 +5,7 @@ ALIQUOT_TORCH names the Python whose PyTorch the pods use on a GPU of this machi
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -27,6 +28,8 @@ from cluster.installed import IMAGE, SPACE, allocatable, install, pods_of, wait_
 from cluster.manifests import pod
 from cluster.registry import ClusterError
 from credit.measuring import PATIENCE_SECONDS
+
+_log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[3]
 SIMULATED = "h100:1"
@@ -67,12 +70,18 @@ class GpuNode:
         """The arbiter's directory, as the host sees it."""
         return self.cluster.node.machine.path(STATE)
 
+    def report(self, line: str) -> None:
+        """A figure for people: pytest shows it with `--log-cli-level=INFO`."""
+        _log.info(line)
+
     # --- pods -------------------------------------------------------------------------------------
 
-    def train(self, name: str, steps: int, seed: int, limits: Mapping[str, int]) -> None:
-        """Create a pod that trains."""
+    def train(
+        self, name: str, steps: int, seed: int, limits: Mapping[str, int], *more: str
+    ) -> None:
+        """Create a pod that trains; `fill`: and that takes all the memory that it can get."""
         program = f"{_BENCH}/work_resnet.py" if self.is_real else f"{_PROGRAMS}/train_simulated.py"
-        self.create(name, [program, str(steps), str(seed)], limits)
+        self.create(name, [program, str(steps), str(seed), *more], limits)
 
     def fill(self, name: str, limits: Mapping[str, int]) -> None:
         """Create a pod that takes all the memory it gets."""
@@ -131,6 +140,16 @@ class GpuNode:
     def steps(self, name: str) -> list[Step]:
         found = [line.split() for line in self.lines(name)]
         return [Step(int(one[0]), one[1], float(one[2])) for one in found if len(one) == 3]
+
+    def filled(self, name: str) -> int:
+        """How many bytes the training in that pod could take; 0: it has not tried yet."""
+        found = [line.split() for line in self.lines(name)]
+        return next((int(one[1]) for one in found if one[:1] == ["filled"]), 0)
+
+    def smi_total(self, name: str) -> str:
+        """The memory of the GPU in MiB, as nvidia-smi in that pod has it."""
+        asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        return self.cluster.kubectl("exec", name, "--", *asked).strip()
 
     def wait_for_steps(self, name: str, count: int) -> None:
         """Return when the pod has done that many more steps than now; fail when it has failed."""

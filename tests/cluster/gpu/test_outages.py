@@ -36,6 +36,9 @@ def test_no_loss_differs_when_the_servers_of_the_node_are_killed(node: GpuNode) 
         node.wait_for_phase(name, "Succeeded")
         found = losses(node, name)
         assert {step: found[step] for step in disturbed[name]} == disturbed[name]
+        node.report(
+            f"{name}: {len(disturbed[name])} losses equal, up to step {max(disturbed[name])}"
+        )
 
 
 def losses(node: GpuNode, name: str) -> dict[int, str]:

@@ -21,6 +21,7 @@ def test_the_memory_of_a_slice_holds_by_the_drivers_figures(node: GpuNode) -> No
     assert total == 20 * GIB
     assert 18 * GIB < taken <= 20 * GIB
     [used] = node.process_bytes()
+    node.report(f"20 GiB: taken {taken} bytes, NVML {used}")
     assert taken <= used <= 20 * GIB
 
 
@@ -29,18 +30,28 @@ def test_nvidia_smi_in_a_pod_shows_its_slice(node: GpuNode) -> None:
         pytest.skip("nvidia-smi comes with a driver, and this GPU is simulated")
     node.fill("full", limits(vcuda_memory=UNITS))
     node.wait_for_phase("full", "Running")
-    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    assert node.cluster.kubectl("exec", "full", "--", *asked).split() == [str(20 * 1024)]
+    assert node.smi_total("full") == str(20 * 1024)
 
 
-def test_two_pods_have_the_shares_they_asked_for(node: GpuNode) -> None:
-    node.train("small", FOREVER, 1, limits(vcuda_memory=UNITS, vcuda_core=30))
-    node.train("large", FOREVER, 2, limits(vcuda_memory=UNITS, vcuda_core=70))
-    for name in ("small", "large"):
+def test_two_trainings_have_the_shares_and_the_memory_they_asked_for(node: GpuNode) -> None:
+    asked = {"small": (UNITS, 30), "large": (2 * UNITS, 70)}
+    for seed, (name, (units, percent)) in enumerate(asked.items()):
+        node.train(name, FOREVER, seed, limits(vcuda_memory=units, vcuda_core=percent), "fill")
+    for name in asked:
         node.wait_for_steps(name, 10)
     # The processors of this machine also run the cluster, and a simulated GPU.
     allowed = 0.5 if node.is_real else 4
-    assert node.shares(30, 70, seconds=10) == pytest.approx([30, 70], abs=allowed)
+    shares = node.shares(30, 70, seconds=10)
+    used = sorted(node.process_bytes())
+    node.report(f"shares in 10 s {shares}, NVML {used}, filled {[*map(node.filled, asked)]}")
+    assert shares == pytest.approx([30, 70], abs=allowed)
+    for name, bytes_used in zip(asked, used, strict=True):
+        limit = asked[name][0] * GIB // 4
+        assert limit - 3 * GIB < node.filled(name) <= limit
+        assert limit // 2 < bytes_used <= limit
+        if node.is_real:
+            node.report(f"nvidia-smi in {name}: {node.smi_total(name)} MiB")
+            assert node.smi_total(name) == str(limit >> 20)
 
 
 def test_two_half_gpus_are_not_found_on_one_gpu(node: GpuNode) -> None:

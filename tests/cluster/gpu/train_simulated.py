@@ -1,4 +1,4 @@
-"""The same for a simulated GPU, which computes nothing: python train_simulated.py STEPS SEED.
+"""The same for a simulated GPU, which computes nothing: train_simulated.py STEPS SEED [fill].
 
 Each step keeps the GPU busy and changes a buffer in its memory by what it read from it: a step that
 is lost or done twice changes all later sums. The kernels of the next step are launched before it
@@ -21,10 +21,21 @@ PTX = b"""
 """
 BYTES = 4096
 KERNELS, KERNEL_NS = 20, 500_000
+PIECE, OUT_OF_MEMORY = 64 << 20, 2
+FILL_AT = 3
 STREAM_NON_BLOCKING = 1
 
 
-def main(steps: int, seed: int) -> None:
+def fill(cuda: c.CDLL) -> int:
+    address, taken = c.c_uint64(), 0
+    while (code := cuda.cuMemAlloc_v2(c.byref(address), c.c_size_t(PIECE))) == 0:
+        taken += PIECE
+    if code != OUT_OF_MEMORY:
+        sys.exit(f"cuMemAlloc: CUDA error {code}")
+    return taken
+
+
+def main(steps: int, seed: int, *, fills: bool) -> None:
     cuda = c.CDLL("libcuda.so.1")
 
     def call(name: str, *arguments: object) -> None:
@@ -62,7 +73,9 @@ def main(steps: int, seed: int) -> None:
         digest = hashlib.sha256(buffer.raw).digest()
         call("cuMemcpyHtoD_v2", memory, digest, c.c_size_t(len(digest)))
         print(step, digest.hex()[:16], time.time(), flush=True)
+        if fills and step == FILL_AT:
+            print("filled", fill(cuda), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), fills="fill" in sys.argv[3:])

@@ -51,11 +51,12 @@ def make_injection(
     folder: Path,
     setting: Cdi = Cdi.AUTO,
     own: Callable[[ContainerGrant, Path], ContainerEdits] = own_edits,
+    common: ContainerEdits = COMMON,
 ) -> Injection:
     return Injection(
         setting,
         CdiSpecs(folder),
-        lambda: COMMON,
+        lambda: common,
         own,
         lambda grant: Path("/run/aliquot/kept") / grant.name,
         lambda: None,
@@ -121,6 +122,32 @@ def test_a_container_is_told_two_devices_that_exist(tmp_path: Path) -> None:
     (mount,) = edits["mounts"]
     assert mount["hostPath"] == f"/run/aliquot/kept/{grant.name}"
     assert (mount["containerPath"], mount["options"][-1]) == ("/run/aliquot/grant", "ro")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "files"), [(None, ["/v", "/u"]), (("utility",), ["/u"]), ((), [])]
+)
+def test_a_spec_has_the_capabilities_that_its_container_wants(
+    tmp_path: Path, capabilities: tuple[str, ...] | None, files: list[str]
+) -> None:
+    optional = ContainerEdits(
+        tuple(
+            BindMount(Path(path), PurePosixPath(path), capability=capability)
+            for path, capability in (("/v", "video"), ("/u", "utility"))
+        )
+    )
+    injection = make_injection(tmp_path, Cdi.ALWAYS, common=COMMON + optional)
+    grant = msgspec.structs.replace(make_cdi_grant(), capabilities=capabilities)
+    injection.prepare(grant)
+
+    def mounted(file: str) -> list[str]:
+        (device,) = read(tmp_path / file)["devices"]
+        return [one["containerPath"] for one in device["containerEdits"]["mounts"]]
+
+    assert mounted(DRIVER_FILE) == ["/b"]
+    assert mounted(file_of(grant)) == [*files, "/run/aliquot/grant"]
+    by_mounts = injection.edits(msgspec.structs.replace(grant, cdi=False))
+    assert len(by_mounts.mounts) == 4
 
 
 def test_specs_go_with_their_grants_and_others_stay(tmp_path: Path) -> None:

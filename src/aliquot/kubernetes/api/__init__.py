@@ -5,6 +5,7 @@
 - `budget`: the PodDisruptionBudget object.
 - `changes`: waiting for the next change.
 - `client`: typed requests.
+- `decode`: JSON from others to checked values.
 - `elasticjob`: the ElasticJob object.
 - `events`: recording events on objects, without ever blocking.
 - `evict`: evicting pods, and refusals by PodDisruptionBudgets.

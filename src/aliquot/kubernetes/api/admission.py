@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aliquot.kubernetes.api.decode import decode_json
 from aliquot.kubernetes.api.names import (
     ADMITTED_QUEUE,
     ADMITTED_SIZE,
@@ -72,7 +73,7 @@ def admitted_size(pod: Pod) -> AdmittedSize | None:
     """The permission that a pod has; None without a valid one."""
     text = pod.metadata.annotations.get(ADMITTED_SIZE, "")
     try:
-        found = msgspec.json.decode(text, type=AdmittedSize)
+        found = decode_json(text, AdmittedSize)
     except msgspec.DecodeError:
         return None
     return found if found.uid == pod.metadata.uid else None

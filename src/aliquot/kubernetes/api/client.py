@@ -15,6 +15,7 @@ import msgspec
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ConfigError
 
+from aliquot.kubernetes.api.decode import decode_json
 from aliquot.kubernetes.api.objects import (
     BINDINGS,
     EVICTIONS,
@@ -312,7 +313,7 @@ _Decoded = TypeVar("_Decoded")
 
 def _decode(body: bytes, into: type[_Decoded]) -> _Decoded:
     try:
-        return msgspec.json.decode(body, type=into)
+        return decode_json(body, into)
     except msgspec.DecodeError as error:
         raise ApiError(
             0, "Unreadable", f"the API server's answer cannot be decoded: {error}"
@@ -330,7 +331,7 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _refused(method: str, path: str, status: int, body: bytes) -> ApiError:
     try:
-        said = msgspec.json.decode(body, type=_Status)
+        said = decode_json(body, _Status)
     except msgspec.DecodeError:
         said = _Status(message=body[:200].decode(errors="replace"))
     text = said.message or "no reason given"

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from aliquot.kubernetes.api.decode import decode_json
+
 Kind = Literal["whole", "shared", "sliced"]
 
 
@@ -39,6 +41,6 @@ class Plan(msgspec.Struct, frozen=True):
 def decode_plan(annotation: str) -> Plan | None:
     """The plan in an annotation; None if it is invalid."""
     try:
-        return msgspec.json.decode(annotation, type=Plan)
+        return decode_json(annotation, Plan)
     except msgspec.DecodeError:
         return None

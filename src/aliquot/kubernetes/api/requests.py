@@ -52,6 +52,8 @@ _SUFFIXES = {
 _POLICIES = f"one of {', '.join(Policy)}"
 _PRIORITIES = f"one of {', '.join(Priority)}"
 _PARKING = "a time as 10m or 2h, 10m,always or never"
+MOST_BYTES = 1 << 50  # of a GPU: no GPU has a PiB
+_LONGEST_QUANTITY = 64
 QUANTITIES = 1 << 12  # that are cached: most pods ask for the same amounts as others
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?)(?P<suffix>[A-Za-z]*)", re.ASCII)
 
@@ -211,7 +213,8 @@ def hard_without_compute(container: str, kind: Kind, ask_with: str) -> InvalidRe
 @lru_cache(maxsize=QUANTITIES)
 def quantity(value: Quantity) -> Fraction:
     """A Kubernetes quantity as a number: `3k` is 3000."""
-    match = _QUANTITY.fullmatch(str(value).strip())
+    text = str(value).strip()
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_QUANTITY else None
     if match is None or match["suffix"] not in _SUFFIXES:
         raise InvalidValueError(f"{value!r} is no quantity", "Write a whole number.")
     return Fraction(match["number"]) * _SUFFIXES[match["suffix"]]
@@ -253,6 +256,7 @@ def _request(
     asked = _Asked(pod, container.name, preset, _counts(container, preset))
     kind, gpus, memory, percent, compute = _sizes(asked)
     _check_count(asked, gpus)
+    _check_memory(asked, memory)
     if kind == "sliced" and not compute:
         compute = settings.compute or 0
     if settings.policy is Policy.HARD and kind != "whole" and not compute:
@@ -474,6 +478,15 @@ def _check_count(asked: _Asked, gpus: int) -> None:
             "TooManyGPUs",
             f"{asked.where} asks for {gpus} GPUs, and a container can have {MAX_SLICES}",
             f"Ask for 1 to {MAX_SLICES}.",
+        )
+
+
+def _check_memory(asked: _Asked, memory: int) -> None:
+    if memory > MOST_BYTES:
+        raise InvalidRequestError(
+            "InvalidAmount",
+            f"{asked.where} asks for {format_bytes(memory)} of a GPU, and no GPU has so much",
+            f"Ask for less, in units of {format_bytes(asked.preset.memory_unit)}.",
         )
 
 

@@ -25,6 +25,7 @@ import structlog
 
 from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.decode import decode_json
 from aliquot.kubernetes.api.objects import ApiObject, Meta
 
 if TYPE_CHECKING:
@@ -209,14 +210,14 @@ class Watch(Generic[T]):
 
     def _process(self, line: bytes) -> None:
         try:
-            event = msgspec.json.decode(line, type=_WatchEvent)
+            event = decode_json(line, _WatchEvent)
             if event.type == "BOOKMARK":
-                mark = msgspec.json.decode(event.object, type=_Bookmark)
+                mark = decode_json(event.object, _Bookmark)
                 self._version = mark.metadata.resource_version
                 return
             if event.type == "ERROR":
-                raise _error_of(msgspec.json.decode(event.object, type=_WatchStatus))
-            one = msgspec.json.decode(event.object, type=self._of.type)
+                raise _error_of(decode_json(event.object, _WatchStatus))
+            one = decode_json(event.object, self._of.type)
         except msgspec.DecodeError as error:
             raise _ListAgainError(f"a line of the watch cannot be read: {error}") from error
         if self._has_seen(one.metadata.resource_version):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aliquot.kubernetes.api.decode import decode_json, whole_number
 from aliquot.kubernetes.api.names import ELASTIC, JOB, JOB_RANK
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def surpluses(pods: Iterable[Pod]) -> list[Surplus]:
 
 def _rank(pod: Pod) -> int:
     text = pod.metadata.labels.get(JOB_RANK, "")
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    return whole_number(text) or 0
 
 
 def _bounded(seconds: float) -> float:
@@ -97,6 +98,6 @@ def _bounded(seconds: float) -> float:
 @lru_cache(maxsize=1024)
 def _terms(text: str) -> Terms | None:
     try:
-        return msgspec.json.decode(text, type=Terms)
+        return decode_json(text, Terms)
     except msgspec.DecodeError:
         return None

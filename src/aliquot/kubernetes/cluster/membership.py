@@ -27,6 +27,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.api.decode import whole_number
 from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE, PLACEHOLDER, PREEMPTS
 from aliquot.kubernetes.api.requests import InvalidRequestError
 
@@ -232,7 +233,7 @@ def object_name(name: str) -> str:
 def _size(text: str | None, name: str = GANG_SIZE) -> tuple[int | None, str]:
     if text is None:
         return None, f"no member says its size. Write {name}, the number of its pods."
-    digits = text.strip()
-    if digits.isascii() and digits.isdecimal() and 1 <= int(digits) <= LARGEST:
-        return int(digits), ""
+    number = whole_number(text.strip())
+    if number is not None and 1 <= number <= LARGEST:
+        return number, ""
     return None, f"{name} is {text!r}. Write the number of its pods, 1 to {LARGEST}."

@@ -11,6 +11,8 @@ from typing import overload
 
 import msgspec
 
+from aliquot.kubernetes.api.decode import decode_json
+
 
 class PodIdentity(msgspec.Struct, frozen=True):
     """Of a pod's metadata, what names it."""
@@ -60,7 +62,7 @@ class NodeNames(Sequence[str]):
 
     @cached_property
     def _names(self) -> list[str]:
-        return msgspec.json.decode(self._raw, type=list[str])
+        return decode_json(self._raw, list[str])
 
 
 class ExtenderArgs(msgspec.Struct, rename="pascal"):

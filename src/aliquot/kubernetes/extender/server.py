@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from aliquot.kubernetes.api.decode import decode_json
 from aliquot.kubernetes.api.http_server import JSON, HttpResponse, pages, text
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.messages import (
@@ -139,7 +140,7 @@ class Extender:
 
     async def _filter(self, body: bytes) -> HttpResponse:
         with self._metrics.deciding("filter") as count:
-            args = msgspec.json.decode(body, type=ExtenderArgs)
+            args = decode_json(body, ExtenderArgs)
             names = args.names
             if names is None:
                 count("error")
@@ -170,7 +171,7 @@ class Extender:
 
     async def _prioritize(self, body: bytes) -> HttpResponse:
         with self._metrics.deciding("prioritize") as count:
-            args = msgspec.json.decode(body, type=ExtenderArgs)
+            args = decode_json(body, ExtenderArgs)
             try:
                 pod = await self._find(args.pod)
             except UnknownPodError as error:
@@ -182,7 +183,7 @@ class Extender:
 
     async def _bind(self, body: bytes) -> HttpResponse:
         with self._metrics.deciding("bind") as count:
-            args = msgspec.json.decode(body, type=BindingArgs)
+            args = decode_json(body, BindingArgs)
             try:
                 await self._binder.bind(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
             except NotBoundError as error:
@@ -199,7 +200,7 @@ class Extender:
 
     async def _preempt(self, body: bytes) -> HttpResponse:
         with self._metrics.deciding("preempt") as count:
-            args = msgspec.json.decode(body, type=PreemptionArgs)
+            args = decode_json(body, PreemptionArgs)
             try:
                 pod = await self._find(args.pod)
             except UnknownPodError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from aliquot.kubernetes.api.decode import decode_json
 from aliquot.model.errors import StateError
 from aliquot.model.job_state import JobState, Slot
 
@@ -36,7 +37,7 @@ def decode_state(text: str, now: float) -> SavedState:
     if not text:
         return SavedState(JobState(since=now))
     try:
-        return msgspec.json.decode(text, type=SavedState)
+        return decode_json(text, SavedState)
     except msgspec.DecodeError as error:
         raise StateError(
             f"status.controllerState is invalid: {error}", "Delete the job and create it again."

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aliquot.kubernetes.api.decode import decode_json
 from aliquot.kubernetes.api.names import JOB_GENERATION, JOB_RANK
 from aliquot.model.job import JobPhase
 from aliquot.model.job_state import ObservedJob, ObservedWorker, Slot, WorkerPhase
@@ -184,7 +185,7 @@ def _termination_message(pod: JobPod) -> TerminationMessage:
         ended = one.state.terminated
         if ended is not None and ended.message.startswith("{"):
             try:
-                return msgspec.json.decode(ended.message, type=TerminationMessage)
+                return decode_json(ended.message, TerminationMessage)
             except msgspec.DecodeError:
                 return TerminationMessage(ready=0)  # truncated or garbled, but the program wrote it
     return TerminationMessage()

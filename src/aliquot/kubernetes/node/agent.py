@@ -28,7 +28,7 @@ from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError, connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.http_server import serve_http
-from aliquot.kubernetes.api.objects import NODES, PODS
+from aliquot.kubernetes.api.objects import NODES
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
@@ -46,7 +46,7 @@ from aliquot.kubernetes.node.metrics import (
     node_pages,
 )
 from aliquot.kubernetes.node.parked import ParkingMonitor
-from aliquot.kubernetes.node.pods import NodeEvents, NodePods
+from aliquot.kubernetes.node.pods import NODE_PODS, NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
 from aliquot.kubernetes.node.publish import Publisher, status_of
 from aliquot.model.errors import ArbiterError
@@ -122,7 +122,9 @@ class Agent:
         allocations = restore_allocations(options, machine, checkpoint.load())
         self.saved = SavedAllocations(allocations, checkpoint)
         self.pods = NodePods(options.presets, lambda: self.watch.synced)
-        self.watch = Watch(client, PODS, self.pods.observe, fields=f"spec.nodeName={options.node}")
+        self.watch = Watch(
+            client, NODE_PODS, self.pods.observe, fields=f"spec.nodeName={options.node}"
+        )
         self.recorder = Recorder(client, names.AGENT)
         self.events = NodeEvents(self.recorder, options.node)
         self.supervisor = ArbiterSupervisor(

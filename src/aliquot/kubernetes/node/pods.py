@@ -14,9 +14,19 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from aliquot.containers.driver_files import parse_capabilities
 from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.changes import Changes
-from aliquot.kubernetes.api.objects import NODES, PODS, Meta, Node
+from aliquot.kubernetes.api.objects import (
+    NODES,
+    PODS,
+    Container,
+    Meta,
+    Node,
+    Pod,
+    PodSpec,
+    Resource,
+)
 from aliquot.kubernetes.api.plan import decode_plan
 from aliquot.kubernetes.api.requests import InvalidRequestError, asks, requests_of
 
@@ -24,12 +34,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aliquot.kubernetes.api.events import Recorder, Type
-    from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.plan import ContainerPlan
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.api.requests import ContainerRequest
 
+CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+
 _log = structlog.get_logger(__name__)
+
+
+class Variable(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A variable of a container; without a value it comes from elsewhere."""
+
+    name: str = ""
+    value: str | None = None
+
+
+class NodeContainer(Container, frozen=True, rename="camel", omit_defaults=True):
+    """A container, with its variables."""
+
+    env: tuple[Variable, ...] = ()
+
+
+class NodePodSpec(PodSpec, frozen=True, rename="camel", omit_defaults=True):
+    """The specification of a pod, with its containers' variables."""
+
+    containers: tuple[NodeContainer, ...] = ()
+    init_containers: tuple[NodeContainer, ...] = ()
+
+
+class NodePod(Pod, frozen=True, rename="camel", omit_defaults=True):
+    """A pod as the agent reads it."""
+
+    spec: NodePodSpec = NodePodSpec()
+
+
+NODE_PODS = Resource(NodePod, "v1", "Pod", "pods")
 
 
 class ContainerRef(msgspec.Struct, frozen=True):
@@ -108,6 +148,19 @@ class GpuPod:
             if one.name == container:
                 return one.containerID.rpartition("/")[2]
         return ""
+
+    def capabilities(self, container: str) -> frozenset[str] | None:
+        """The driver's capabilities that a container wants; None: all, or its pod does not say it.
+
+        An image may say it too, which nobody here sees.
+        """
+        spec = self.object.spec
+        for one in (*spec.init_containers, *spec.containers):
+            if one.name == container and isinstance(one, NodeContainer):
+                said = [variable for variable in one.env if variable.name == CAPABILITIES]
+                value = said[-1].value if said else None
+                return None if value is None or "$(" in value else parse_capabilities(value)
+        return None
 
     def request(self, container: str) -> ContainerRequest | None:
         """What a container asks for."""

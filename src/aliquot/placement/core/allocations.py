@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.wishes import Mark
 
 _64_BITS = (1 << 64) - 1
-_FREE = int(Kind.FREE)  # numpy is slow with an enum's members
+_FREE, _WHOLE = int(Kind.FREE), int(Kind.WHOLE)  # numpy is slow with an enum's members
 
 
 class OverallocatedError(Exception):
@@ -181,16 +181,22 @@ class Allocations:
         return FreeOnNodes(nodes, **free, marks=self.marks.of(nodes.tolist()))
 
     def lower_to(self, other: FreeOnNodes) -> None:
-        """Reduce what is free to what is free in `other` too, a later moment or the same."""
+        """Reduce what is free to what is free in `other` too, a later moment or the same.
+
+        A GPU that has one kind of use now and another one then is taken as a whole.
+        """
         nodes = other.nodes
         kind = self.kind[nodes]
         neither = (kind != _FREE) & (other.kind != _FREE) & (kind != other.kind)
-        milli = np.minimum(self.milli_free[nodes], other.milli_free)
-        self.milli_free[nodes] = np.where(neither, ABSENT, milli)
-        self.bytes_free[nodes] = np.minimum(self.bytes_free[nodes], other.bytes_free)
+        for mine, theirs in (
+            (self.milli_free, other.milli_free),
+            (self.bytes_free, other.bytes_free),
+        ):
+            least = np.minimum(mine[nodes], theirs)
+            mine[nodes] = np.where(neither, np.minimum(least, 0), least)
         self.cpu_free[nodes] = np.minimum(self.cpu_free[nodes], other.cpu_free)
         self.ram_free[nodes] = np.minimum(self.ram_free[nodes], other.ram_free)
-        self.kind[nodes] = np.maximum(kind, other.kind)
+        self.kind[nodes] = np.where(neither, _WHOLE, np.maximum(kind, other.kind))
         self.holders[nodes] = np.maximum(self.holders[nodes], other.holders)
         self.marks.add_later(other.marks)
         self._fingerprint = None

@@ -348,11 +348,23 @@ class Starter:
                 " equal share of the compute that is not reserved",
                 warning=False,
             )
+        grant = self._with_capabilities(pod, grant)
         self.injection.prepare(grant)
         for other in self.saved.allocations.never_together(grant):
             await self.arbiter.end(other.name)
         grant, parking = await self._with_swap(pod, grant)
         await self.arbiter.make(grant, pod.together if pod else None, parking)
+
+    def _with_capabilities(self, pod: GpuPod | None, grant: ContainerGrant) -> ContainerGrant:
+        """The grant with the driver's capabilities that its container wants; all if in doubt."""
+        known = pod is not None and grant.confirmed and not grant.merged
+        wanted = pod.capabilities(grant.owner.container) if pod is not None and known else None
+        capabilities = None if wanted is None else tuple(sorted(wanted))
+        if capabilities != grant.capabilities:
+            grant = msgspec.structs.replace(grant, capabilities=capabilities)
+            with self.saved.changing() as allocations:
+                allocations.change(grant)
+        return grant
 
     async def _with_swap(
         self, pod: GpuPod | None, grant: ContainerGrant

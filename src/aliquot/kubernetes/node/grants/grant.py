@@ -43,7 +43,8 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     container was told CDI devices, and not mounts. `minors` are the numbers of its GPUs' device
     nodes when it was made, sorted; None: an older agent made it, which did not record them.
     `copier` are bytes of its memory that its slice lacks so that its memory can leave the GPU
-    (`swap`); 0: it cannot.
+    (`swap`); 0: it cannot. `capabilities` are those of the driver's files that its container gets,
+    as its pod says; None: all.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     cdi: bool = False
     minors: tuple[int, ...] | None = None
     copier: int = 0
+    capabilities: tuple[str, ...] | None = None
 
     def has(self, resource: str, ids: tuple[str, ...]) -> bool:
         """Whether it was given for exactly these ids, which are sorted."""

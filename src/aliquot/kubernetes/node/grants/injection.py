@@ -9,7 +9,9 @@ The choice is made when a container is admitted, and is part of its grant: the k
 runtime the same whenever the container starts again, also after a reboot, which empties the folder
 of CDI specs. So there is a spec for every grant whose container was told of it, before the kubelet
 can start the container, and it goes with the grant. A container has two devices: aliquot.io/driver,
-which all get, and aliquot.io/grant=NAME, whose file is small. Device
+which all get, and aliquot.io/grant=NAME, with its own grant and the driver's files of the
+capabilities that it wants. What it wants is known when it starts, and a spec is written anew then;
+mounts are told when the kubelet admits it, so with them it gets all. Device
 nodes that the kubelet was told stay, also if the driver has since given their numbers to other
 GPUs: such a container is refused.
 """
@@ -183,8 +185,11 @@ class Injection:
         would get what an old spec says.
         """
         try:
-            self._specs.write(_DRIVER, _ALL, self._common())
-            self._specs.write(_GRANT, grant.name, self._own(grant, self._folder(grant)))
+            common = self._common()
+            own = common.of_capabilities(grant.capabilities)
+            own += self._own(grant, self._folder(grant))
+            self._specs.write(_GRANT, grant.name, own)
+            self._specs.write(_DRIVER, _ALL, common.always())
         except AliquotError:
             try:
                 self._specs.remove(_GRANT, grant.name)
