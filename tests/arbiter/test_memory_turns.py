@@ -31,6 +31,20 @@ def step(arbiter: Arbiter, name: str) -> str:
     return str(grant["parking"])
 
 
+def test_a_slice_says_how_long_it_may_be_off_its_gpu(arbiter: Arbiter) -> None:
+    assert arbiter.status()["knows_swap_wait"] is True
+    arbiter.ask(f"make name=a kept=1 swap=1 swap-wait=30000 slice={GPU},memory={GIB}")
+    arbiter.ask(line("b", GIB))
+    grants = [arbiter.grant(name) for name in ("a", "b")]
+    assert [one["swap_wait_ms"] for one in grants if one] == [30000, 15000]
+
+
+@pytest.mark.parametrize("wrong", ["swap-wait=30000", "swap=1 swap-wait=1999", "swap=1 swap-wait="])
+def test_a_wait_that_cannot_be_is_refused(arbiter: Arbiter, wrong: str) -> None:
+    answer = arbiter.ask(f"make name=a kept=1 {wrong} slice={GPU},memory={GIB}")
+    assert answer["code"] == "malformed"
+
+
 @pytest.mark.timeout(120)
 def test_one_that_seems_idle_and_never_moves_is_not_the_only_one_that_is_asked(
     stopped_arbiter: Arbiter, tenants: Tenants
