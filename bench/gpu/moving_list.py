@@ -126,11 +126,12 @@ class Holder:
             sys.exit(f"{self.name}: {line or 'has ended'}")
 
 
-def until_host_is_ready(state: Path) -> float:
+def until_host_is_ready(state: Path, held: int) -> float:
+    """Seconds until the host has memory for that many bytes of the GPU."""
     begin = time.monotonic()
     while time.monotonic() - begin < READY_SECONDS:
         mover = control.status(state).answer["gpus"][0]["mover"]
-        if mover["ready_bytes"] >= mover["wanted_bytes"] * 0.98:
+        if mover["ready_bytes"] >= max(held, mover["wanted_bytes"]) * 0.98:
             break
         time.sleep(0.05)
     return time.monotonic() - begin
@@ -147,7 +148,8 @@ def suspend(options: argparse.Namespace) -> dict[str, Any]:
         ArbiterSettings(host_bytes=(4 if options.simulate else 84) * GIB).store(where.directory)
         state = where.directory
         holders = {gib: Holder(f"holds-{gib}", gib, options, ending) for gib in MOST_SECONDS}
-        found["ready_seconds"] = until_host_is_ready(state)
+        held = (len(holders) if options.simulate else sum(MOST_SECONDS)) * GIB
+        found["ready_seconds"] = until_host_is_ready(state, held)
         for gib, holder in holders.items():
             out, back = [], []
             for _ in range(MOVES):

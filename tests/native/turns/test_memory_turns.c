@@ -75,6 +75,15 @@ static void move(struct scene *scene, size_t i)
 {
 	struct memory_member *member = &scene->members[i];
 	struct slice *slice = &scene->slices[i];
+	if (member
+	        ->unwilling) { /* it is stopped on its way; after 2 s it has what it had, all of its limit */
+		if (scene->now - scene->moves_since[i] < 2 * SECOND)
+			return;
+		member->turn = MEMORY_ON;
+		member->since = scene->now;
+		slice->has_begun = true;
+		return;
+	}
 	bool leaves = member->turn == MEMORY_LEAVING;
 	uint64_t goal = leaves ? at_most(slice->keep, slice->used) : slice->has_begun ? slice->used : 0;
 	uint64_t left = leaves ? member->staying_bytes - goal : goal - member->staying_bytes;
@@ -463,6 +472,44 @@ static void test_any_blocked(void)
 	CHECK(seen > 500 && ended > 100);
 }
 
+/* Programs are stopped and go on at any time, also on their way. Nothing exceeds the room, nobody waits for one that is
+ * stopped while others could be served, and in the end everybody is. */
+static void test_stopped_at_any_time(void)
+{
+	unsigned blocked_seen = 0;
+	for (unsigned round = 0; round < 40; round++) {
+		struct scene scene = {.room = 139 * GIB, .now = SECOND};
+		size_t count = 2 + random_below(3);
+		for (size_t i = 0; i < count; i++) {
+			uint64_t limit = (40 + random_below(70)) * GIB;
+			add(&scene, limit, limit - random_below(limit / 4), (double)(20 + random_below(40)));
+			scene.members[i].least_bytes = GIB / 2;
+		}
+		uint64_t until[MOST] = {0};
+		for (unsigned step = 0; step < 12000; step++) {
+			for (size_t i = 0; i < count; i++) {
+				bool has_any = scene.members[i].turn != MEMORY_OFF;
+				if (has_any && scene.now >= until[i] && random_below(1500) == 0)
+					until[i] = scene.now + random_below(20 * SECOND);
+				scene.members[i].unwilling = scene.members[i].refuses = scene.now < until[i];
+			}
+			run_step(&scene);
+			for (size_t i = 0; i < count; i++)
+				if (scene.members[i].turn == MEMORY_OFF && scene.members[i].wanted_at)
+					blocked_seen += memory_turns_is_blocked(scene.members, count, scene.room, i);
+		}
+		double before[MOST];
+		for (size_t i = 0; i < count; i++) {
+			scene.members[i].unwilling = scene.members[i].refuses = false;
+			before[i] = scene.slices[i].worked;
+		}
+		run(&scene, 120);
+		for (size_t i = 0; i < count; i++)
+			CHECK(scene.slices[i].worked > before[i]);
+	}
+	CHECK(blocked_seen > 1000);
+}
+
 int main(void)
 {
 	test_two();
@@ -475,5 +522,6 @@ int main(void)
 	test_blocked();
 	test_others_go_on();
 	test_any_blocked();
+	test_stopped_at_any_time();
 	return 0;
 }
