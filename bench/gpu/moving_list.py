@@ -85,8 +85,8 @@ SIMULATED = {
     "suspend": (),
     "turns": (
         "overcommit.py",
-        *("--slice", "138", "--alone", "1", "--rounds", "2", "--seconds", "60"),
-        *("--swap-wait", "4", "--service", "1"),
+        *("--slice", "137", "--alone", "1", "--rounds", "2", "--seconds", "60"),
+        *("--swap-wait", "4", "--service", "1", "--overcommit", "2"),
     ),
 }
 

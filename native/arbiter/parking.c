@@ -564,9 +564,11 @@ bool parking_update(struct arbiter *arbiter)
 		if (!is_used || !grant_check(grant))
 			continue;
 		enum parking_step before = parking_step(grant);
+		bool was_wanted = grant->parking.wanted_at;
 		take_step(grant, now);
-		/* What one has left may be for another that was looked at before. */
-		moves |= parking_moves(grant) || parking_step(grant) != before;
+		/* What one has left, or wants, is for another that may have been looked at before. */
+		bool is_news = parking_step(grant) != before || (!was_wanted && grant->parking.wanted_at);
+		moves |= parking_moves(grant) || is_news;
 	}
 	return moves;
 }

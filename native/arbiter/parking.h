@@ -25,8 +25,8 @@
 #include "json.h"
 #include "processes.h"
 
-/* Does what is due for all grants; whether memory of one is on its way, or has just arrived: it should be called again
- * soon. rotation.h calls it. */
+/* Does what is due for all grants. Whether it should be called again soon: memory of one is on its way, or what one did
+ * may be for another. rotation.h calls it. */
 bool parking_update(struct arbiter *arbiter);
 
 /* A program of the grant may have begun to wait for memory. `joins`: it cannot join before that is back. False:

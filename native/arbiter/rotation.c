@@ -14,7 +14,8 @@
 #define IDLE_NS SECOND_NS                  /* at least, before a turn ends early */
 #define UNUSED_NS (2 * SECOND_NS)          /* a grant that no program has joined */
 #define MOVING_NS (60 * SECOND_NS)
-#define ANSWER_NS (2 * SECOND_NS) /* one that is blocked for so long is answered */
+#define ANSWER_NS (2 * SECOND_NS)  /* one that is blocked for so long is answered */
+#define ENDING_NS (10 * SECOND_NS) /* within which the memory of a dead program should be free */
 /* More than what is missing leaves: NVML counts in larger units than programs do. */
 #define MARGIN_BYTES (UINT64_C(32) << 20)
 
@@ -206,6 +207,20 @@ static void say_why(const struct members *members, size_t waiting, uint64_t now)
 	parking_say_why(waiter, "");
 }
 
+/* Whether a program of the GPU has died and NVML may still list it: its memory is on its way. */
+static bool is_somebody_ending(const struct arbiter *arbiter, const struct gpu *gpu, uint64_t now)
+{
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+			const struct process *process = grant->processes[slot];
+			bool ends = process && process->ending && now - process->dead_at < ENDING_NS;
+			for (uint32_t i = 0; ends && i < grant->slice_count; i++)
+				if (grant->gpus[i] == gpu)
+					return true;
+		}
+	return false;
+}
+
 /* Ends a `background` grant for one that is none. False: there is none to end. */
 static bool end_for(const struct members *members, uint64_t room, size_t waiting)
 {
@@ -223,13 +238,15 @@ static bool end_for(const struct members *members, uint64_t room, size_t waiting
 
 /* Answers those that others keep from the GPU who give nothing: their calls for memory are out of memory, and one that
  * may be ended for them is. */
-static void answer_blocked(struct members *members, uint64_t room, uint64_t now)
+static void answer_blocked(struct members *members, const struct gpu *gpu, uint64_t room,
+                           uint64_t now)
 {
+	bool is_ending = is_somebody_ending(members->grants[0]->arbiter, gpu, now);
 	for (size_t i = 0; i < members->count; i++) {
 		const struct memory_member *member = &members->all[i];
 		struct grant *grant = members->grants[i];
 		uint64_t *since = &grant->parking.blocked_since;
-		bool waits = member->turn == MEMORY_OFF && member->wanted_at;
+		bool waits = member->turn == MEMORY_OFF && member->wanted_at && !is_ending;
 		bool blocked = waits && memory_turns_is_blocked(members->all, members->count, room, i);
 		*since = !blocked ? 0 : *since ? *since : now;
 		bool is_due = blocked && now - *since >= ANSWER_NS;
@@ -251,7 +268,7 @@ static bool rotate(struct arbiter *arbiter, const struct gpu *gpu, struct member
 		                                                    : members->all[i].limit_bytes;
 	uint64_t rigid = present > members_bytes ? present - members_bytes : 0;
 	uint64_t room = gpu->memory_bytes > rigid ? gpu->memory_bytes - rigid : 0;
-	answer_blocked(members, room, now);
+	answer_blocked(members, gpu, room, now);
 	memory_turns_plan(members->all, members->count, room, exchange_ns(members), now, &plan);
 	if (plan.waiting == MEMORY_NONE)
 		return false;
@@ -295,14 +312,14 @@ void rotation_update(struct arbiter *arbiter)
 			waits |= rotate(arbiter, &arbiter->nvml.gpus[i], &members, now);
 		}
 		count_moving(arbiter, i, &members, passed);
-		for (size_t k = 0; k < members.count; k++) {
+		for (size_t k = 0; k < members.count; k++)
 			moves |= parking_moves(members.grants[k]);
-			waits |= members.grants[k]->parking.wanted_at != 0;
-		}
 		free(members.all);
 		free(members.grants);
 		free(members.keep);
 	}
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		waits |= grant->parking.wanted_at != 0;
 	if (moves || waits)
 		loop_timer_set(&arbiter->loop, &arbiter->parking, now + (moves ? LOOK_NS : WAIT_NS));
 }
