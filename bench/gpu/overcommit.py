@@ -52,6 +52,7 @@ SIMULATED_MIB = 2600  # more than two slices of 138 GiB leave on a simulated H20
 RATIO_LEAST, OFF_MOST, SHARE_WITHIN, ROUNDS_WITHIN = 0.93, 15.0, 0.05, 0.01
 SERVICE_MOST = 1.3  # times its 99th percentile
 WAIT_SECONDS = 90.0
+SIMULATED_PATIENCE = 5
 WARM_SECONDS = 45.0  # for the host's memory, at most
 
 
@@ -153,7 +154,8 @@ class Bench:
         return bool(mover["ready_bytes"] >= most * 0.95)
 
     def until(self, so: Callable[[], bool], seconds: float = WAIT_SECONDS) -> bool:
-        deadline = time.monotonic() + seconds
+        patience = SIMULATED_PATIENCE if self.options.simulate else 1
+        deadline = time.monotonic() + seconds * patience
         while not so():
             if time.monotonic() > deadline:
                 return False

@@ -18,6 +18,7 @@
 #define STOPPED_NS (2 * SECOND_NS)   /* a stopped program keeps others waiting */
 #define FORGIVEN_NS (60 * SECOND_NS) /* after which a failure counts no more */
 #define FAILS_MOST 2u                /* in a row, before it counts as unwilling */
+#define ENDLESS_NS (4 * SECOND_NS)   /* GPU work of which nothing ends for so long */
 #define DIES_NS (10 * SECOND_NS)     /* within which one that was killed is gone */
 #define LEAST_NS (60 * SECOND_NS)    /* what has not left is believed not to be able to */
 
@@ -69,6 +70,7 @@ static void set_step(struct grant *grant, enum parking_step step)
 	grant->parking.away_bytes = 0;
 	grant->parking.settled_at = 0;
 	grant->parking.was_contended = false;
+	grant->parking.drained_at = loop_now();
 }
 
 /* --- what its programs say ---------------------------------------------------------------------- */
@@ -309,7 +311,8 @@ static bool is_own_failure(const struct grant *grant, const struct process *late
 	                         atomic_load(&late->pages.work->draining) ==
 	                             atomic_load(&grant->limits->slices[0].residence)
 	                   : failed && failure_of(failed) == ALIQUOT_MOVE_BUSY;
-	return drains && !grant->parking.was_contended;
+	return drains && !grant->parking.was_contended &&
+	       loop_now() - grant->parking.drained_at >= ENDLESS_NS;
 }
 
 static void count_failure(struct grant *grant, bool own, const struct process *failed)
@@ -323,11 +326,17 @@ static void count_failure(struct grant *grant, bool own, const struct process *f
 	parking->failed_at = loop_now();
 }
 
-static void see_others(struct grant *grant)
+/* Looks whether its GPU work ends, while it is to leave. */
+static void see_work(struct grant *grant)
 {
+	struct parking *parking = &grant->parking;
 	struct credit_figures figures;
+	credit_look(&grant->arbiter->credit);
 	credit_read(grant, 0, &figures);
-	grant->parking.was_contended |= figures.contended;
+	parking->was_contended |= figures.contended || !credit_sees_all(grant, 0, &figures);
+	if (figures.backlog != parking->backlog)
+		parking->drained_at = loop_now();
+	parking->backlog = figures.backlog;
 }
 
 static void begin_return(struct grant *grant)
@@ -385,7 +394,7 @@ static void look_leaving(struct grant *grant, uint64_t now)
 	}
 	if (!is_parked) {
 		move(grant, true);
-		see_others(grant);
+		see_work(grant);
 		const struct process *late = find_unsettled(grant), *failed = find_failed(grant);
 		bool stopped = late && late->stopped && now - grant->parking.begun_at > STOPPED_NS;
 		if (late && goes_on(grant, now) && !(is_others && stopped))

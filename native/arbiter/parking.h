@@ -57,7 +57,7 @@ bool parking_has_stopped(const struct grant *grant);
 bool parking_refuses(struct grant *grant);
 bool parking_is_unwilling(const struct grant *grant);
 /* Whether it is `background` and was unwilling for so long that it may be ended: it has been stopped for 2 s, or has
- * failed twice in a row for reasons of its own. Those are managed memory, and GPU work that does not end
+ * failed twice in a row for reasons of its own. Those are managed memory, and GPU work of which nothing ends for 4 s
  * although nobody else has any. What NVML, the mover or the host lacks is no reason of its own. */
 bool parking_may_be_ended(const struct grant *grant);
 /* Kills its programs. False: none of them can be, or was already. */

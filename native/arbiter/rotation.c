@@ -241,7 +241,7 @@ static bool end_for(const struct members *members, uint64_t room, size_t waiting
 static void answer_blocked(struct members *members, const struct gpu *gpu, uint64_t room,
                            uint64_t now)
 {
-	bool is_ending = is_somebody_ending(members->grants[0]->arbiter, gpu, now);
+	bool has_ended = false, is_ending = is_somebody_ending(members->grants[0]->arbiter, gpu, now);
 	for (size_t i = 0; i < members->count; i++) {
 		const struct memory_member *member = &members->all[i];
 		struct grant *grant = members->grants[i];
@@ -250,7 +250,9 @@ static void answer_blocked(struct members *members, const struct gpu *gpu, uint6
 		bool blocked = waits && memory_turns_is_blocked(members->all, members->count, room, i);
 		*since = !blocked ? 0 : *since ? *since : now;
 		bool is_due = blocked && now - *since >= ANSWER_NS;
-		residence_refuse(grant, is_due && !end_for(members, room, i));
+		/* What one that is ended has may be enough for all: they are looked at anew. */
+		has_ended = has_ended || (is_due && end_for(members, room, i));
+		residence_refuse(grant, is_due && !has_ended);
 		if (blocked)
 			say_why(members, i, now);
 	}
