@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,8 +168,17 @@ class Bench:
             sys.exit(f"{what}\n{Path(self.log.name).read_text()[-3000:]}")
 
 
-def alone(bench: Bench, name: str, seed: int) -> tuple[float, list[str]]:
-    """Its steps a second, and its losses."""
+@dataclass
+class Alone:
+    """What a training does alone on the GPU: its steps a second, its losses, and when that was."""
+
+    rate: float
+    losses: list[str]
+    begin: float
+    end: float
+
+
+def alone(bench: Bench, name: str, seed: int) -> Alone:
     with ExitStack() as ending:
         training = bench.start(name, seed, ending)
         bench.must(lambda: len(training.times) > 3, f"{name} did not begin")
@@ -177,10 +186,10 @@ def alone(bench: Bench, name: str, seed: int) -> tuple[float, list[str]]:
         time.sleep(bench.options.alone)
         end = time.monotonic()
         rate = training.steps(begin, end) / (end - begin)
-    return rate, training.losses
+    return Alone(rate, training.losses, begin, end)
 
 
-def together(bench: Bench, alone_: dict[str, tuple[float, list[str]]]) -> dict[str, Any]:
+def together(bench: Bench, alone_: dict[str, Alone]) -> dict[str, Any]:
     options = bench.options
     with ExitStack() as ending:
         all_ = [bench.start(name, seed, ending) for seed, name in enumerate(alone_, start=1)]
@@ -196,13 +205,17 @@ def together(bench: Bench, alone_: dict[str, tuple[float, list[str]]]) -> dict[s
         begin, end = measured_time(bench, all_[0].name)
         turns = {one.name: bench.turns(one.name) for one in all_}
         moving = bench.moving()
-    done = {one.name: one.steps(begin, end) / alone_[one.name][0] for one in all_}
+    done = {one.name: one.steps(begin, end) / alone_[one.name].rate for one in all_}
     return {
         "ratio": sum(done.values()) / (end - begin),
         "shares": {name: part / sum(done.values()) for name, part in done.items()},
         "longest_off": {one.name: one.longest_gap(begin, end) for one in all_},
-        "same": {one.name: _same(one.losses, alone_[one.name][1]) for one in all_},
-        "compared": {one.name: min(len(one.losses), len(alone_[one.name][1])) for one in all_},
+        "same": {
+            one.name: _same(one.losses, alone_[one.name].losses)
+            for one in all_
+            if alone_[one.name].losses
+        },
+        "compared": {one.name: min(len(one.losses), len(alone_[one.name].losses)) for one in all_},
         "times_off": {name: one.times if one else 0 for name, one in turns.items()},
         "moving": moving,
         "warm_seconds": warm,
@@ -241,7 +254,7 @@ def steps_of_service(service: Training, begin: float, end: float) -> list[float]
 
 
 def percentile(values: list[float], part: float) -> float:
-    return values[min(len(values) - 1, int(len(values) * part))]
+    return values[min(len(values) - 1, int(len(values) * part))] if values else float("nan")
 
 
 def _same(found: list[str], should: list[str]) -> bool:
@@ -256,18 +269,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         bench = Bench(options, folder)
         names = [f"training-{number}" for number in range(1, options.count + 1)]
         service = bench.start_service(ending) if options.service else None
-        since = time.monotonic()
-        alone_ = {name: alone(bench, name, seed) for seed, name in enumerate(names, start=1)}
-        beside = time.monotonic() - options.alone, time.monotonic()
-        alone_seconds = beside[1] - since
-        for name, (rate, _) in alone_.items():
-            print(f"{name} alone: {rate:.2f} steps/s", file=sys.stderr, flush=True)
+        alone_: dict[str, Alone] = {}
+        for seed, name in enumerate(names, start=1):
+            if not alone_ or not options.alone_one:
+                alone_[name] = alone(bench, name, seed)
+            else:  # the same program: as fast, and with other losses
+                alone_[name] = replace(alone_[names[0]], losses=[])
+        for name, found in alone_.items():
+            print(f"{name} alone: {found.rate:.2f} steps/s", file=sys.stderr, flush=True)
         result = together(bench, alone_)
-        result["alone"] = {name: rate for name, (rate, _) in alone_.items()}
-        result["alone_seconds"] = alone_seconds
+        result["alone"] = {name: found.rate for name, found in alone_.items()}
         if service:
             during = steps_of_service(service, result["begin"], result["end"])
-            before = steps_of_service(service, beside[0], beside[1] - 1.0)
+            first = alone_[names[0]]
+            before = steps_of_service(service, first.begin, first.end)
             result["service"] = {
                 what: {"steps": len(some), **{f"p{p}": percentile(some, p / 100) for p in (50, 99)}}
                 for what, some in (("resident", before), ("moving", during))
@@ -337,6 +352,7 @@ def main() -> int:
     options.add_argument("--swap-wait", type=float, default=0.0, help="seconds")
     options.add_argument("--service", type=int, default=0, help="GiB of a service beside them")
     options.add_argument("--alone", type=float, default=20.0, help="seconds")
+    options.add_argument("--alone-one", action="store_true", help="run only the first one alone")
     options.add_argument("--host-memory", type=int, default=48, help="GiB")
     options.add_argument("--overcommit", type=float, default=1.5)
     options.add_argument("--simulate", metavar="MODEL:COUNT")

@@ -48,7 +48,7 @@ def test_a_wait_that_cannot_be_is_refused(arbiter: Arbiter, wrong: str) -> None:
     assert answer["code"] == "malformed"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_background_program_is_not_ended_for_what_is_not_its_own_fault(
     stopped_arbiter: Arbiter, tenants: Tenants
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_background_program_is_not_ended_for_what_is_not_its_own_fault(
     assert wire.exchange(waits, wire.hello_message()).value == wire.PARKED
     at = wire.LIMITS_HEADER.size + wire.REFUSED_AT
     # After two failures it counts as unwilling, and who waits is answered. It is not ended.
-    wait_until(lambda: (waits / "limits").read_bytes()[at : at + 4] != bytes(4), 60)
+    wait_until(lambda: (waits / "limits").read_bytes()[at : at + 4] != bytes(4), 120)
     assert holder.tell("done", 0) == "0"
     assert "is ended" not in stopped_arbiter.log.read_text()
 
