@@ -72,11 +72,11 @@ def turns(count: int, size: int, layers: int, *more: str) -> tuple[str, ...]:
 LISTS = {
     1: [
         Stage("suspend", 90),
-        Stage("turns", 400, turns(2, 80, 74, "--service", "8")),
+        Stage("turns", 400, turns(2, 80, 74, "--service", "8", "--host-memory", "70")),
         Stage("exchange", 85, ("parking.py", "--two", "--cells", "4")),
     ],
     2: [
-        Stage("three", 330, turns(3, 60, 54, "--host-memory", "70")),
+        Stage("three", 330, turns(3, 60, 54, "--host-memory", "92")),
         Stage("room", 50, ("parking.py", "--cells", "3")),
         Stage("shared", 80, ("exchange.py", "--tensors", "500")),
         Stage("cost", 100, ("moving.py", "--quick", "--only", "speed")),
