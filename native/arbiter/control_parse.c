@@ -6,6 +6,8 @@
 #include <string.h>
 
 #define SPILL_MOST_BYTES (UINT64_C(1) << 46)
+#define SWAP_WAIT_LEAST_MS UINT64_C(2000)
+#define SWAP_WAIT_MOST_MS (UINT64_C(3600) * 1000)
 #define PARK_AFTER_MOST_MS (UINT64_C(10) * 365 * 24 * 3600 * 1000)
 
 struct text {
@@ -239,6 +241,15 @@ static const char *parse_park_after(struct text text, struct control_request *ou
 	return valid ? NULL : "park-after must be a number of milliseconds, at most 10 years";
 }
 
+static const char *parse_swap_wait(struct text text, struct control_request *out)
+{
+	if (out->swap_wait_ms)
+		return "a setting is given twice";
+	bool valid = parse_number(text, SWAP_WAIT_MOST_MS, &out->swap_wait_ms) &&
+	             out->swap_wait_ms >= SWAP_WAIT_LEAST_MS;
+	return valid ? NULL : "swap-wait must be a number of milliseconds, 2 s to 1 h";
+}
+
 static const char *parse_park_if(struct text text, struct control_request *out)
 {
 	if (out->park_if_wanted)
@@ -322,11 +333,11 @@ static bool takes_slices(const struct control_request *request)
 
 /* The settings of each request about a grant, for error messages. */
 static const char *const settings_of[] = {
-	[CONTROL_MAKE] =
-		"make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
-		"alone=1, swap=1, park-after=MILLISECONDS, park-if=wanted, spill=BYTES, owner=UID, "
-		"pid=PID, started=TICKS and "
-		"slice=...",
+	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
+					 "alone=1, swap=1, park-after=MILLISECONDS, park-if=wanted, "
+					 "swap-wait=MILLISECONDS, spill=BYTES, owner=UID, "
+					 "pid=PID, started=TICKS and "
+					 "slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1, dry-run=1 and slice=...",
 	[CONTROL_SET_STATE] = "set-state takes name=NAME and to=active, switching or parked",
 	[CONTROL_MOVE] = "move takes name=NAME and to=host or gpu",
@@ -365,6 +376,8 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_park_after(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "park-if"))
 		return parse_park_if(value, out);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "swap-wait"))
+		return parse_swap_wait(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "spill"))
 		return parse_spill(value, out);
 	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "gradual"))
@@ -398,6 +411,8 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "a grant with swap=1 has one slice";
 	if (out->park_after_ms && !out->swap)
 		return "park-after needs swap=1";
+	if (out->swap_wait_ms && !out->swap)
+		return "swap-wait needs swap=1";
 	if (out->park_if_wanted && !out->park_after_ms)
 		return "park-if needs park-after=MILLISECONDS";
 	if (out->spill_bytes && (out->swap || out->slice_count > 1))

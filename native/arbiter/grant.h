@@ -76,10 +76,16 @@ struct parking {
 	uint64_t due_since;        /* since when it may be parked; 0: it may not */
 	bool joins;                /* a program wants to join it */
 	/* Of its turns with memory: */
-	uint64_t begun_at;                 /* when its memory began to leave or return */
-	uint64_t out_ns, in_ns;            /* how long that took the last time */
-	uint64_t on_since;                 /* since when all of it is on its GPU; 0: not known */
-	uint64_t refuses_until;            /* it could not leave */
+	uint64_t begun_at;               /* when its memory began to leave or return */
+	uint64_t out_ns, in_ns;          /* how long that took the last time */
+	uint64_t on_since;               /* since when all of it is on its GPU; 0: not known */
+	uint64_t refuses_until;          /* it could not leave */
+	uint64_t failed_at;              /* when it last could not, unless only NVML was silent */
+	uint32_t failures, own_failures; /* in a row; of these, for reasons of its own */
+	bool is_unswappable;             /* the last one was for managed memory */
+	bool was_contended; /* others had GPU work while it was to leave, or not all is seen */
+	uint64_t backlog, drained_at;      /* its GPU work then, and when that last became less */
+	uint64_t blocked_since;            /* memory_turns.h: blocked; 0: it is not */
 	uint64_t least_bytes, least_until; /* what stayed when all had left that can */
 	double served;                     /* time on the GPU for its weight */
 	bool was_busy;                     /* at the last look */

@@ -58,6 +58,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 		atomic_store(&limits->slices[ALIQUOT_HOST_SLICE].limit_bytes, request->spill_bytes);
 	struct memory_turn_record *turn = &grant->record->turn;
 	turn->takes = grant->takes_turns;
+	turn->wait_ms = request->swap_wait_ms;
 	atomic_store(&limits->slices[0].counts_calls, request->park_after_ms || turn->takes);
 	if (grant->starts_off) {
 		turn->is_others = 1;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,9 @@
 /* Newer than the C library's headers may be. */
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
+#endif
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424
 #endif
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -38,7 +42,7 @@ ssize_t identity_read_file(int32_t pid, const char *file, char *out, size_t size
 /* The fields of /proc/PID/stat that are used here. */
 struct stat_line {
 	char state;
-	uint64_t start_time;
+	uint64_t start_time, cpu_ticks;
 	struct image image;
 };
 
@@ -61,9 +65,12 @@ static int read_stat(int32_t pid, struct stat_line *out)
 	/* Field 2, the name, may contain any bytes; the last bracket ends it. */
 	const char *name_end = strrchr(stat, ')');
 	const char *start = stat_field(name_end, 22), *code = stat_field(name_end, 26);
+	const char *user = stat_field(name_end, 14);
 	char *rest;
-	if (!start || !code)
+	if (!start || !code || !user)
 		return -EIO;
+	uint64_t cpu_ticks = strtoull(user + 1, &rest, 10);
+	cpu_ticks += strtoull(rest, NULL, 10);
 	struct image image;
 	image.start_code = strtoull(code + 1, &rest, 10);
 	image.end_code = strtoull(rest, &rest, 10);
@@ -73,14 +80,19 @@ static int read_stat(int32_t pid, struct stat_line *out)
 		image = (struct image){0};
 	*out = (struct stat_line){.state = name_end[1] ? name_end[2] : 0,
 	                          .start_time = strtoull(start + 1, NULL, 10),
+	                          .cpu_ticks = cpu_ticks,
 	                          .image = image};
 	return 0;
 }
 
-bool identity_is_stopped(int32_t pid)
+bool identity_is_stopped(int32_t pid, uint64_t *cpu_ticks)
 {
 	struct stat_line line;
-	return !read_stat(pid, &line) && (line.state == 'T' || line.state == 't');
+	*cpu_ticks = 0;
+	if (read_stat(pid, &line))
+		return false;
+	*cpu_ticks = line.cpu_ticks;
+	return line.state == 'T' || line.state == 't';
 }
 
 int identity_start_time(int32_t pid, uint64_t *out)
@@ -144,6 +156,11 @@ static int open_pidfd(int32_t pid)
 	if (fd < 0)
 		return errno == EINVAL ? -ESRCH : -errno;
 	return fd;
+}
+
+int identity_kill(int pidfd)
+{
+	return syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0) ? -errno : 0;
 }
 
 bool identity_is_alive(int pidfd)

@@ -50,8 +50,12 @@ int identity_reopen(int32_t pid, uint64_t start_time);
 
 bool identity_is_alive(int pidfd);
 
-/* Whether a signal or a debugger has stopped the process. */
-bool identity_is_stopped(int32_t pid);
+/* Sends SIGKILL to the process of a pidfd. 0, or -errno. */
+int identity_kill(int pidfd);
+
+/* Whether a signal or a debugger has stopped the process. *cpu_ticks: the processor time that it has used; it stands
+ * still while the process is stopped. */
+bool identity_is_stopped(int32_t pid, uint64_t *cpu_ticks);
 
 /* When the process started; 0, or -errno. */
 int identity_start_time(int32_t pid, uint64_t *out);

@@ -88,18 +88,47 @@ static bool is_before(const struct memory_member *one, const struct memory_membe
 	return one->since < other->since;
 }
 
-/* One that would not fit if all others left waits, and keeps nobody waiting. */
+/* What all others have left when they have given what they can; `gives_nothing` says who does not. */
+static uint64_t others_least(const struct memory_member *members, size_t count, size_t waiting,
+                             bool (*gives_nothing)(const struct memory_member *member))
+{
+	uint64_t sum = 0;
+	for (size_t i = 0; i < count; i++)
+		if (i != waiting)
+			sum += gives_nothing(&members[i]) ? has(&members[i]) : members[i].least_bytes;
+	return sum;
+}
+
+static bool refuses(const struct memory_member *member)
+{
+	return member->refuses;
+}
+
+static bool is_unwilling(const struct memory_member *member)
+{
+	return member->unwilling;
+}
+
+static bool gives(const struct memory_member *member)
+{
+	(void)member;
+	return false;
+}
+
+static bool fits_beside(uint64_t others, const struct memory_member *one, uint64_t room_bytes)
+{
+	return others <= room_bytes && one->limit_bytes <= room_bytes - others;
+}
+
+/* One that would not fit if all others left as far as they can now waits, and keeps nobody waiting. */
 static size_t find_waiting(const struct memory_member *members, size_t count, uint64_t room_bytes,
                            const struct pace *pace)
 {
 	size_t first = MEMORY_NONE;
-	uint64_t least = 0;
-	for (size_t i = 0; i < count; i++)
-		least += members[i].least_bytes;
 	for (size_t i = 0; i < count; i++) {
 		const struct memory_member *one = &members[i];
 		if (one->turn == MEMORY_OFF && one->wanted_at &&
-		    least - one->least_bytes + one->limit_bytes <= room_bytes &&
+		    fits_beside(others_least(members, count, i, refuses), one, room_bytes) &&
 		    (first == MEMORY_NONE || is_before(one, &members[first], pace)))
 			first = i;
 	}
@@ -161,7 +190,7 @@ void memory_turns_plan(const struct memory_member *members, size_t count, uint64
 		out->keep[i] = MEMORY_STAYS;
 		used += has(&members[i]);
 		moves |= members[i].turn == MEMORY_LEAVING || members[i].turn == MEMORY_RETURNING;
-		if (i != out->waiting && members[i].turn == MEMORY_OFF)
+		if (i != out->waiting && members[i].turn == MEMORY_OFF && !members[i].refuses)
 			to_come += more_than(members[i].staying_bytes, members[i].least_bytes);
 	}
 	if (out->waiting == MEMORY_NONE)
@@ -184,7 +213,7 @@ void memory_turns_plan(const struct memory_member *members, size_t count, uint64
 		return;
 	}
 	for (size_t i = 0; missing && i < count; i++)
-		if (i != out->waiting && members[i].turn == MEMORY_OFF)
+		if (i != out->waiting && members[i].turn == MEMORY_OFF && !members[i].refuses)
 			take(&members[i], &out->keep[i], &missing);
 }
 
@@ -206,4 +235,34 @@ double memory_turns_newcomer(const struct memory_member *members, size_t count, 
 		if (i != newcomer && is_busy(&members[i]) && (least < 0 || members[i].served < least))
 			least = members[i].served;
 	return least > members[newcomer].served ? least : members[newcomer].served;
+}
+
+bool memory_turns_is_blocked(const struct memory_member *members, size_t count, uint64_t room_bytes,
+                             size_t waiting)
+{
+	const struct memory_member *one = &members[waiting];
+	return !fits_beside(others_least(members, count, waiting, is_unwilling), one, room_bytes) &&
+	       fits_beside(others_least(members, count, waiting, gives), one, room_bytes);
+}
+
+size_t memory_turns_to_end(const struct memory_member *members, size_t count, uint64_t room_bytes,
+                           size_t waiting)
+{
+	const struct memory_member *one = &members[waiting];
+	uint64_t others = others_least(members, count, waiting, is_unwilling), all = 0;
+	size_t smallest = MEMORY_NONE, largest = MEMORY_NONE;
+	for (size_t i = 0; i < count; i++) {
+		if (i == waiting || !members[i].unwilling || !members[i].may_be_ended)
+			continue;
+		uint64_t its = has(&members[i]);
+		all += its;
+		if (fits_beside(others - its, one, room_bytes) &&
+		    (smallest == MEMORY_NONE || its < has(&members[smallest])))
+			smallest = i;
+		if (largest == MEMORY_NONE || its > has(&members[largest]))
+			largest = i;
+	}
+	if (!fits_beside(others - all, one, room_bytes))
+		return MEMORY_NONE;
+	return smallest != MEMORY_NONE ? smallest : largest;
 }

@@ -17,6 +17,10 @@
  *
  * How much leaves: what is missing for the one that returns, and no more. If one that leaves cannot free enough,
  * those that are off already leave more, and then a second one leaves.
+ *
+ * Nobody waits for one that refuses, if others can be served meanwhile. A slice is blocked if it finds no room because
+ * others are unwilling, and would if they gave up what they can. It is not blocked while memory that it needs can
+ * still come from others, or is on its way.
  */
 #ifndef ARBITER_MEMORY_TURNS_H
 #define ARBITER_MEMORY_TURNS_H
@@ -38,7 +42,11 @@ struct memory_member {
 	double weight;          /* more than 0 */
 	double served;          /* time on the GPU for its weight */
 	bool idle;    /* ON: its programs have had nothing to do for as long as a return takes */
-	bool refuses; /* ON: it could not leave lately */
+	bool refuses; /* it could not leave lately, and is not asked now */
+	bool
+		unwilling; /* it gives nothing, as far as is known: it is stopped, or could not leave and has not begun
+	                    * to */
+	bool may_be_ended; /* that has lasted, and it may be ended for others */
 };
 
 /* No member returns, or: it stays as it is. */
@@ -61,5 +69,14 @@ void memory_turns_plan(const struct memory_member *members, size_t count, uint64
  * has saved nothing: it is served like the least served of the others. */
 void memory_turns_serve(struct memory_member *members, size_t count, uint64_t passed_ns);
 double memory_turns_newcomer(const struct memory_member *members, size_t count, size_t newcomer);
+
+/* Whether the member, which is OFF and waits, is blocked. */
+bool memory_turns_is_blocked(const struct memory_member *members, size_t count, uint64_t room_bytes,
+                             size_t waiting);
+
+/* Which member is to be ended for one that is blocked: the smallest that suffices by itself, otherwise the largest.
+ * MEMORY_NONE: there would be no room even if all were that may be. */
+size_t memory_turns_to_end(const struct memory_member *members, size_t count, uint64_t room_bytes,
+                           size_t waiting);
 
 #endif

@@ -157,6 +157,17 @@ static uint64_t swappable_bytes(struct arbiter *arbiter, const struct gpu *gpu)
 	return sum;
 }
 
+/* Whether a slice of priority latency has that GPU: copies of its programs must not wait behind long ones. */
+static bool is_beside_latency(const struct arbiter *arbiter, const struct gpu *gpu)
+{
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++)
+			if (grant->gpus[i] == gpu && grant_state(grant) != ALIQUOT_GRANT_PARKED &&
+			    atomic_load(&grant->limits->slices[i].priority) == ALIQUOT_LATENCY)
+				return true;
+	return false;
+}
+
 void movers_update(struct arbiter *arbiter)
 {
 	if (arbiter->movers.arenas)
@@ -167,6 +178,8 @@ void movers_update(struct arbiter *arbiter)
 		unsigned number = wanted ? assign(arbiter, gpu) : number_of(arbiter, gpu);
 		if (number == NO_MOVER)
 			continue;
+		atomic_store(&arbiter->movers.arenas[number].beside_latency,
+		             is_beside_latency(arbiter, gpu));
 		uint64_t before = atomic_exchange(&arbiter->movers.arenas[number].wanted_bytes, wanted);
 		bool runs = atomic_load(&slot_at(arbiter, number)->pid);
 		if (wanted != before && (wanted || runs))

@@ -1,7 +1,9 @@
 #include "parking.h"
 
+#include "aliquot/move.h"
 #include "enum_names.h"
 #include "grant_state.h"
+#include "identity.h"
 #include "log.h"
 #include "residence.h"
 #include "wants.h"
@@ -14,6 +16,10 @@
 #define SNAPSHOT_NS (2 * SECOND_NS)  /* within which NVML must say what is left */
 #define REFUSES_NS (5 * SECOND_NS)   /* one that could not leave is not asked again for others */
 #define STOPPED_NS (2 * SECOND_NS)   /* a stopped program keeps others waiting */
+#define FORGIVEN_NS (60 * SECOND_NS) /* after which a failure counts no more */
+#define FAILS_MOST 2u                /* in a row, before it counts as unwilling */
+#define ENDLESS_NS (4 * SECOND_NS)   /* GPU work of which nothing ends for so long */
+#define DIES_NS (10 * SECOND_NS)     /* within which one that was killed is gone */
 #define LEAST_NS (60 * SECOND_NS)    /* what has not left is believed not to be able to */
 
 static const char *const step_names[] = {
@@ -63,6 +69,8 @@ static void set_step(struct grant *grant, enum parking_step step)
 	grant->parking.since = grant->parking.begun_at = loop_now();
 	grant->parking.away_bytes = 0;
 	grant->parking.settled_at = 0;
+	grant->parking.was_contended = false;
+	grant->parking.drained_at = loop_now();
 }
 
 /* --- what its programs say ---------------------------------------------------------------------- */
@@ -101,12 +109,21 @@ static const struct process *find_failed(const struct grant *grant)
 	return NULL;
 }
 
+static bool has_been_stopped_for(const struct grant *grant, uint64_t ns)
+{
+	uint64_t now = loop_now();
+	EACH_LIVE(process, grant)
+	{
+		bool dies = process->killed_at && now - process->killed_at < DIES_NS;
+		if (process->stopped && !dies && now - process->stopped_since >= ns)
+			return true;
+	}
+	return false;
+}
+
 bool parking_has_stopped(const struct grant *grant)
 {
-	EACH_LIVE(process, grant)
-	if (process->stopped)
-		return true;
-	return false;
+	return has_been_stopped_for(grant, 0);
 }
 
 /* Whether a program has used memory within that time, or does not tell: it may not say either when it needs
@@ -232,7 +249,94 @@ void parking_leave(struct grant *grant, uint32_t leave_parts)
 		turn_of(grant)->is_others = 1;
 		set_step(grant, PARKING_LEAVING);
 	}
-	residence_leave(grant, leave_parts);
+	bool more = residence_leave(grant, leave_parts);
+	if (more && parking_step(grant) == PARKING_AWAY)
+		grant->parking.since = grant->parking.begun_at = loop_now();
+}
+
+static bool has_failed_lately(const struct grant *grant)
+{
+	return grant->parking.failures && loop_now() - grant->parking.failed_at < FORGIVEN_NS;
+}
+
+bool parking_refuses(struct grant *grant)
+{
+	uint64_t now = loop_now();
+	if (now < grant->parking.refuses_until || parking_has_stopped(grant))
+		return true;
+	/* More of it shall leave, and does not. */
+	return parking_step(grant) == PARKING_AWAY && find_unsettled(grant) && !goes_on(grant, now);
+}
+
+bool parking_is_unwilling(const struct grant *grant)
+{
+	const struct parking *parking = &grant->parking;
+	bool begins = parking_step(grant) == PARKING_LEAVING && parking->away_bytes;
+	bool fails = has_failed_lately(grant) &&
+	             (parking->is_unswappable || parking->failures >= FAILS_MOST);
+	return parking_has_stopped(grant) || (fails && !begins);
+}
+
+bool parking_may_be_ended(const struct grant *grant)
+{
+	if (atomic_load(&grant->limits->slices[0].priority) != ALIQUOT_BACKGROUND)
+		return false;
+	return has_been_stopped_for(grant, STOPPED_NS) ||
+	       (has_failed_lately(grant) && grant->parking.own_failures >= FAILS_MOST);
+}
+
+bool parking_end(struct grant *grant, const char *reason)
+{
+	bool is_ended = false;
+	EACH_LIVE(process, grant)
+	{
+		if (process->killed_at || identity_kill(process->death.fd))
+			continue;
+		process->killed_at = loop_now();
+		is_ended = true;
+		log_event("grant %s: process %d is ended: %s", grant->name, process->pid, reason);
+	}
+	if (is_ended)
+		grant->parking.failures = grant->parking.own_failures = 0;
+	return is_ended;
+}
+
+/* Whether its memory stays for a reason that is the program's own (parking.h). */
+static bool is_own_failure(const struct grant *grant, const struct process *late,
+                           const struct process *failed)
+{
+	if (failed && failure_of(failed) == ALIQUOT_MOVE_UNSWAPPABLE)
+		return true;
+	bool drains = late ? !late->stopped && late->pages.work &&
+	                         atomic_load(&late->pages.work->draining) ==
+	                             atomic_load(&grant->limits->slices[0].residence)
+	                   : failed && failure_of(failed) == ALIQUOT_MOVE_BUSY;
+	return drains && !grant->parking.was_contended &&
+	       loop_now() - grant->parking.drained_at >= ENDLESS_NS;
+}
+
+static void count_failure(struct grant *grant, bool own, const struct process *failed)
+{
+	struct parking *parking = &grant->parking;
+	if (!has_failed_lately(grant))
+		parking->failures = parking->own_failures = 0;
+	parking->failures++;
+	parking->is_unswappable = failed && failure_of(failed) == ALIQUOT_MOVE_UNSWAPPABLE;
+	parking->own_failures = own ? parking->own_failures + 1 : 0;
+	parking->failed_at = loop_now();
+}
+
+/* Looks whether its GPU work ends, while it is to leave. */
+static void see_work(struct grant *grant)
+{
+	struct parking *parking = &grant->parking;
+	struct credit_figures figures;
+	credit_look(&grant->arbiter->credit);
+	credit_read(grant, 0, &figures);
+	parking->was_contended |= figures.contended || !credit_sees_all(grant, 0, &figures);
+	if (figures.backlog != parking->backlog)
+		parking->drained_at = loop_now();
+	parking->backlog = figures.backlog;
 }
 
 static void begin_return(struct grant *grant)
@@ -290,6 +394,7 @@ static void look_leaving(struct grant *grant, uint64_t now)
 	}
 	if (!is_parked) {
 		move(grant, true);
+		see_work(grant);
 		const struct process *late = find_unsettled(grant), *failed = find_failed(grant);
 		bool stopped = late && late->stopped && now - grant->parking.begun_at > STOPPED_NS;
 		if (late && goes_on(grant, now) && !(is_others && stopped))
@@ -301,6 +406,7 @@ static void look_leaving(struct grant *grant, uint64_t now)
 			else
 				say_why(grant, "process %d: %s", failed->pid,
 				        enum_name(&enum_names_move_failure, failure_of(failed)));
+			count_failure(grant, is_own_failure(grant, late, failed), failed);
 			call_off(grant);
 			return;
 		}
@@ -308,6 +414,7 @@ static void look_leaving(struct grant *grant, uint64_t now)
 			return;
 	}
 	grant->parking.out_ns = now - grant->parking.begun_at;
+	grant->parking.failures = grant->parking.own_failures = 0;
 	set_step(grant, PARKING_AWAY);
 	if (is_others)
 		return;
@@ -424,8 +531,11 @@ static void look_returning(struct grant *grant, uint64_t now)
 		        enum_name(&enum_names_move_failure, failure_of(late)));
 	else if (late && now - grant->parking.since > QUIET_NS)
 		say_why(grant, "process %d did not react", late->pid);
-	/* A program that cannot bring its memory back waits for it, and tries for ever; others go on. */
-	if (late && goes_on(grant, now))
+	/* A program that cannot bring its memory back waits for it, and tries for ever; others go on. What it has
+	 * not brought back stays its own. */
+	bool stopped = late && late->stopped && turn_of(grant)->takes &&
+	               now - grant->parking.begun_at > STOPPED_NS;
+	if (late && goes_on(grant, now) && !stopped)
 		return;
 	if (late) /* others are asked first */
 		grant->parking.refuses_until = now + REFUSES_NS;
@@ -462,8 +572,12 @@ bool parking_update(struct arbiter *arbiter)
 		bool is_used = grant->record && (record_of(grant)->after_ms || turn_of(grant)->takes);
 		if (!is_used || !grant_check(grant))
 			continue;
+		enum parking_step before = parking_step(grant);
+		bool was_wanted = grant->parking.wanted_at;
 		take_step(grant, now);
-		moves |= parking_moves(grant);
+		/* What one has left, or wants, is for another that may have been looked at before. */
+		bool is_news = parking_step(grant) != before || (!was_wanted && grant->parking.wanted_at);
+		moves |= parking_moves(grant) || is_news;
 	}
 	return moves;
 }
@@ -487,6 +601,8 @@ void parking_drop(struct grant *grant)
 	grant->parking.joins = false;
 	grant->parking.wanted_at = 0;
 	say_why(grant, "%s", "");
+	grant->parking.blocked_since = 0;
+	residence_refuse(grant, false);
 }
 
 bool parking_take_turns(struct grant *grant, struct failure *failure)

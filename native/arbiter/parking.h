@@ -25,7 +25,8 @@
 #include "json.h"
 #include "processes.h"
 
-/* Does what is due for all grants; whether memory of one is on its way. rotation.h calls it. */
+/* Does what is due for all grants. Whether it should be called again soon: memory of one is on its way, or what one did
+ * may be for another. rotation.h calls it. */
 bool parking_update(struct arbiter *arbiter);
 
 /* A program of the grant may have begun to wait for memory. `joins`: it cannot join before that is back. False:
@@ -49,6 +50,18 @@ bool parking_take_turns(struct grant *grant, struct failure *failure);
 bool parking_is_idle(struct grant *grant, uint64_t for_ns);
 /* Whether a signal or a debugger has stopped one of them. */
 bool parking_has_stopped(const struct grant *grant);
+
+/* For memory_turns.h: whether it is not asked to leave now; whether it gives nothing, as far as is known: it is
+ * stopped, or within the last minute could not leave for managed memory, or twice in a row for any reason that
+ * is not NVML's, and has not begun to leave since. One that was killed gives its memory soon. */
+bool parking_refuses(struct grant *grant);
+bool parking_is_unwilling(const struct grant *grant);
+/* Whether it is `background` and was unwilling for so long that it may be ended: it has been stopped for 2 s, or has
+ * failed twice in a row for reasons of its own. Those are managed memory, and GPU work of which nothing ends for 4 s
+ * although nobody else has any. What NVML, the mover or the host lacks is no reason of its own. */
+bool parking_may_be_ended(const struct grant *grant);
+/* Kills its programs. False: none of them can be, or was already. */
+bool parking_end(struct grant *grant, const char *reason);
 
 /* A request (set-state or move) decides where the grant is. */
 void parking_drop(struct grant *grant);

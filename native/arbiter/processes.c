@@ -187,7 +187,12 @@ void processes_drop_replaced(struct grant *grant)
 
 void processes_look_at_state(struct process *process)
 {
-	process->stopped = identity_is_stopped(process->pid);
+	bool was = process->stopped;
+	uint64_t before = process->cpu_ticks;
+	process->stopped = identity_is_stopped(process->pid, &process->cpu_ticks);
+	if (process->stopped &&
+	    (!was || process->cpu_ticks != before)) /* it may have run since the last look */
+		process->stopped_since = loop_now();
 	credit_set_stopped(process, process->stopped);
 }
 

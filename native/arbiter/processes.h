@@ -39,6 +39,9 @@ struct process {
 	struct watch death; /* its pidfd; -1 when it is ending */
 	bool ending;
 	bool stopped;                        /* by a signal, when it was last looked at */
+	uint64_t stopped_since;              /* the first such look since it last ran */
+	uint64_t cpu_ticks;                  /* at that look */
+	uint64_t killed_at;                  /* by the arbiter; 0: it was not */
 	uint32_t owed;                       /* bit per slice: bytes not yet given back */
 	uint64_t dead_at;                    /* when this arbiter learned of its death */
 	uint64_t deadline[ALIQUOT_MAX_GPUS]; /* by slice, while NVML cannot tell */

@@ -149,6 +149,15 @@ bool residence_leave(struct grant *grant, uint32_t leave_parts)
 	return true;
 }
 
+void residence_refuse(struct grant *grant, bool refused)
+{
+	uint32_t word = refused ? wanted(grant) : 0;
+	if (!grant->limits || atomic_load(&grant->limits->slices[0].refused) == word)
+		return;
+	atomic_store(&grant->limits->slices[0].refused, word);
+	grant_publish(grant, GRANT_NO_SLOT);
+}
+
 bool residence_leaves_whole(const struct grant *grant)
 {
 	return residence_is_away(grant) &&

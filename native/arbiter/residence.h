@@ -27,6 +27,9 @@ bool residence_set(struct grant *grant, bool on_host, struct failure *failure);
 /* Wants a part of the memory, or all, on the host (layout.h: leave_parts), and all calls that use it to wait. False:
  * so much or more is wanted there already. Precondition: the grant is swappable. */
 bool residence_leave(struct grant *grant, uint32_t leave_parts);
+/* Whether calls that ask for memory are out of memory instead of waiting (layout.h: refused). It ends when the memory
+ * shall be somewhere else. */
+void residence_refuse(struct grant *grant, bool refused);
 /* Whether all of it is wanted there. */
 bool residence_leaves_whole(const struct grant *grant);
 

@@ -14,6 +14,8 @@
 #define IDLE_NS SECOND_NS                  /* at least, before a turn ends early */
 #define UNUSED_NS (2 * SECOND_NS)          /* a grant that no program has joined */
 #define MOVING_NS (60 * SECOND_NS)
+#define ANSWER_NS (2 * SECOND_NS)  /* one that is blocked for so long is answered */
+#define ENDING_NS (10 * SECOND_NS) /* within which the memory of a dead program should be free */
 /* More than what is missing leaves: NVML counts in larger units than programs do. */
 #define MARGIN_BYTES (UINT64_C(32) << 20)
 
@@ -99,7 +101,9 @@ static void see(struct grant *grant, struct memory_member *out, uint64_t now)
 		.wait_ns = wait_ns(grant),
 		.weight = weight_of(grant),
 		.served = grant->parking.served,
-		.refuses = now < grant->parking.refuses_until || parking_has_stopped(grant),
+		.refuses = parking_refuses(grant),
+		.unwilling = parking_is_unwilling(grant),
+		.may_be_ended = parking_may_be_ended(grant),
 	};
 	if (out->turn == MEMORY_ON)
 		out->idle = is_idle(grant, now);
@@ -181,25 +185,77 @@ static uint32_t leave_parts(const struct grant *grant, const struct memory_membe
 	return more ? parts : 1;
 }
 
-/* Why the one that waits is not back yet; NULL: it is not its turn yet. */
-static void say_why(const struct members *members, const struct memory_plan *plan, uint64_t now)
+/* Says why the one that waits is not back yet, if it is not only that its turn has not come. */
+static void say_why(const struct members *members, size_t waiting, uint64_t now)
 {
-	struct grant *waiter = members->grants[plan->waiting];
+	struct grant *waiter = members->grants[waiting];
 	for (size_t i = 0; i < members->count; i++) {
 		const struct grant *one = members->grants[i];
 		const char *stopped = parking_has_stopped(one) ? "a program of it is stopped" : NULL;
-		if (members->all[i].turn != MEMORY_ON || !members->all[i].refuses)
+		const struct memory_member *member = &members->all[i];
+		bool is_on = member->turn == MEMORY_ON && member->refuses;
+		if (i == waiting || (!is_on && !member->unwilling))
 			continue;
 		char text[sizeof(one->parking.why)];
-		const char *why = stopped                            ? stopped
-		                  : now < one->parking.refuses_until ? one->parking.why
-		                                                     : "";
+		bool has_failed = now < one->parking.refuses_until || member->unwilling;
+		const char *why = stopped ? stopped : has_failed ? one->parking.why : "";
 		snprintf(text, sizeof(text), "%s does not leave the GPU: %.150s",
 		         grant_name_for(one, waiter->owner_uid), why);
 		parking_say_why(waiter, text);
 		return;
 	}
 	parking_say_why(waiter, "");
+}
+
+/* Whether a program of the GPU has died and NVML may still list it: its memory is on its way. */
+static bool is_somebody_ending(const struct arbiter *arbiter, const struct gpu *gpu, uint64_t now)
+{
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		for (uint32_t slot = 0; slot < grant->process_end; slot++) {
+			const struct process *process = grant->processes[slot];
+			bool ends = process && process->ending && now - process->dead_at < ENDING_NS;
+			for (uint32_t i = 0; ends && i < grant->slice_count; i++)
+				if (grant->gpus[i] == gpu)
+					return true;
+		}
+	return false;
+}
+
+/* Ends a `background` grant for one that is none. False: there is none to end. */
+static bool end_for(const struct members *members, uint64_t room, size_t waiting)
+{
+	const struct grant *waiter = members->grants[waiting];
+	char reason[sizeof(waiter->name) + 96];
+	if (atomic_load(&waiter->limits->slices[0].priority) == ALIQUOT_BACKGROUND)
+		return false;
+	size_t which = memory_turns_to_end(members->all, members->count, room, waiting);
+	if (which == MEMORY_NONE)
+		return false;
+	snprintf(reason, sizeof(reason),
+	         "it is background, its memory does not leave, and %s waits for it", waiter->name);
+	return parking_end(members->grants[which], reason);
+}
+
+/* Answers those that others keep from the GPU who give nothing: their calls for memory are out of memory, and one that
+ * may be ended for them is. */
+static void answer_blocked(struct members *members, const struct gpu *gpu, uint64_t room,
+                           uint64_t now)
+{
+	bool has_ended = false, is_ending = is_somebody_ending(members->grants[0]->arbiter, gpu, now);
+	for (size_t i = 0; i < members->count; i++) {
+		const struct memory_member *member = &members->all[i];
+		struct grant *grant = members->grants[i];
+		uint64_t *since = &grant->parking.blocked_since;
+		bool waits = member->turn == MEMORY_OFF && member->wanted_at && !is_ending;
+		bool blocked = waits && memory_turns_is_blocked(members->all, members->count, room, i);
+		*since = !blocked ? 0 : *since ? *since : now;
+		bool is_due = blocked && now - *since >= ANSWER_NS;
+		/* What one that is ended has may be enough for all: they are looked at anew. */
+		has_ended = has_ended || (is_due && end_for(members, room, i));
+		residence_refuse(grant, is_due && !has_ended);
+		if (blocked)
+			say_why(members, i, now);
+	}
 }
 
 /* Returns whether a grant waits for its turn. */
@@ -214,6 +270,7 @@ static bool rotate(struct arbiter *arbiter, const struct gpu *gpu, struct member
 		                                                    : members->all[i].limit_bytes;
 	uint64_t rigid = present > members_bytes ? present - members_bytes : 0;
 	uint64_t room = gpu->memory_bytes > rigid ? gpu->memory_bytes - rigid : 0;
+	answer_blocked(members, gpu, room, now);
 	memory_turns_plan(members->all, members->count, room, exchange_ns(members), now, &plan);
 	if (plan.waiting == MEMORY_NONE)
 		return false;
@@ -227,7 +284,7 @@ static bool rotate(struct arbiter *arbiter, const struct gpu *gpu, struct member
 		observer_want(&arbiter->observer, UINT64_C(1) << number);
 	}
 	if (!plan.returns)
-		say_why(members, &plan, now);
+		say_why(members, plan.waiting, now);
 	return true;
 }
 
@@ -257,14 +314,14 @@ void rotation_update(struct arbiter *arbiter)
 			waits |= rotate(arbiter, &arbiter->nvml.gpus[i], &members, now);
 		}
 		count_moving(arbiter, i, &members, passed);
-		for (size_t k = 0; k < members.count; k++) {
+		for (size_t k = 0; k < members.count; k++)
 			moves |= parking_moves(members.grants[k]);
-			waits |= members.grants[k]->parking.wanted_at != 0;
-		}
 		free(members.all);
 		free(members.grants);
 		free(members.keep);
 	}
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		waits |= grant->parking.wanted_at != 0;
 	if (moves || waits)
 		loop_timer_set(&arbiter->loop, &arbiter->parking, now + (moves ? LOOK_NS : WAIT_NS));
 }

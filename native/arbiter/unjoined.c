@@ -5,20 +5,14 @@
 #include "log.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 /* Between the two snapshots that must list a process before it is reported. */
 #define CONFIRM_NS (500 * MILLISECOND_NS)
 /* A GPU's list is compared with the cgroups no more often than that: it reads /proc. */
 #define PERIOD_NS (100 * MILLISECOND_NS)
-
-#ifndef SYS_pidfd_send_signal
-#define SYS_pidfd_send_signal 424
-#endif
 
 bool unjoined_is_watching(const struct arbiter *arbiter)
 {
@@ -155,8 +149,8 @@ static int kill_process(const struct unjoined *one)
 		return fd;
 	/* The pidfd is of the process that was seen twice; its cgroup once more, since it may move. */
 	int error = cgroup_has(one->grant->cgroup, one->pid) ? 0 : -ESRCH;
-	if (!error && syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0))
-		error = -errno;
+	if (!error)
+		error = identity_kill(fd);
 	close(fd);
 	return error;
 }

@@ -11,9 +11,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define UNDER_WAY 4u     /* pieces of one connection */
-#define MOST_OF_ONE 16u  /* connections of one process */
-#define STACK (1u << 20) /* of a thread */
+#define UNDER_WAY 4u /* pieces of one connection */
+/* Of a copy: what the GPU copies at a time, so long another program's copy waits. */
+#define PART (UINT64_C(32) << 20)
+#define SMALL_PART (UINT64_C(8) << 20) /* beside a slice of priority latency */
+#define MOST_OF_ONE 16u                /* connections of one process */
+#define STACK (1u << 20)               /* of a thread */
 
 /* A request that is being carried out. */
 struct job {
@@ -120,8 +123,9 @@ static bool start_copy(struct connection *connection, struct job *job, int fd)
 	    (out && !find_space(connection, job)))
 		return false;
 	host_memory_register(memory, job->space.offset, job->space.bytes);
+	bool beside_latency = atomic_load(&connection->all->arena->page->beside_latency);
 	if (gpu_copy(stream, &job->memory, host_memory_at(memory, job->space.offset), out,
-	             HOST_MEMORY_STEP, &job->fault) &&
+	             HOST_MEMORY_STEP, beside_latency ? SMALL_PART : PART, &job->fault) &&
 	    gpu_mark(stream, &job->copied, &job->fault))
 		return true;
 	gpu_drain(stream); /* a part of it may be on its way */

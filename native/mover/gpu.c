@@ -11,7 +11,6 @@
 
 #define RETRY_NS UINT64_C(1000000000)
 #define NVIDIA_MAJOR 195 /* of the driver's devices, which its descriptors are */
-#define CHUNK (UINT64_C(32) << 20)
 
 static uint64_t now_ns(void)
 {
@@ -181,9 +180,14 @@ bool gpu_enter(struct gpu *gpu, struct gpu_stream *stream, struct fault *fault)
 
 void gpu_leave(struct gpu_stream *stream)
 {
+	for (unsigned i = 0; i < 2; i++) {
+		gpu_end_event(stream->gpu, stream->steps[i]);
+		stream->steps[i] = NULL;
+	}
 	if (stream->stream)
 		stream->gpu->calls.end_stream(stream->stream);
 	stream->stream = NULL;
+	stream->step_count = 0;
 }
 
 /* Whether the descriptor can be memory of a GPU. Asks no file system: one that a program serves itself
@@ -242,9 +246,19 @@ void gpu_drop(struct gpu *gpu, struct gpu_memory *memory)
 	memory->at = 0;
 }
 
+/* Ends a step of the stream, and waits for the one before it: two are under way at a time. */
+static bool end_step(struct gpu_stream *stream, struct fault *fault)
+{
+	CUevent *last = &stream->steps[stream->step_count % 2];
+	const CUevent *before = &stream->steps[(stream->step_count + 1) % 2];
+	if (!gpu_mark(stream, last, fault))
+		return false;
+	return !stream->step_count++ || gpu_wait(stream->gpu, *before, fault);
+}
+
 /* One copy lies in one step: the driver takes two registered ranges for two. */
 bool gpu_copy(struct gpu_stream *stream, const struct gpu_memory *memory, void *host, bool out,
-              uint64_t step, struct fault *fault)
+              uint64_t step, uint64_t most, struct fault *fault)
 {
 	struct gpu *gpu = stream->gpu;
 	uint64_t queued = 0;
@@ -253,7 +267,7 @@ bool gpu_copy(struct gpu_stream *stream, const struct gpu_memory *memory, void *
 		uint64_t rest = step - (uintptr_t)at % step;
 		part = memory->bytes - done;
 		part = part < rest ? part : rest;
-		part = part < CHUNK ? part : CHUNK;
+		part = part < most ? part : most;
 		CUresult result = out ? gpu->calls.copy_out(at, memory->at + done, part, stream->stream)
 		                      : gpu->calls.copy_in(memory->at + done, at, part, stream->stream);
 		if (!succeeds(gpu, result, out ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync", fault))
@@ -262,7 +276,7 @@ bool gpu_copy(struct gpu_stream *stream, const struct gpu_memory *memory, void *
 		if (queued < GPU_STEP)
 			continue;
 		queued = 0;
-		if (!succeeds(gpu, gpu->calls.wait_stream(stream->stream), "a copy", fault))
+		if (!end_step(stream, fault))
 			return false;
 	}
 	return true;

@@ -18,7 +18,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* A copy waits for the GPU each time that it has queued so much: it is a step (watch.h). */
+/* A copy waits for the GPU each time that it has queued so much, but for the part before the last: it is a step (watch.h),
+ * and the GPU always has something to copy. */
 #define GPU_STEP (UINT64_C(256) << 20)
 
 struct gpu_calls {
@@ -69,10 +70,12 @@ struct gpu {
 	struct gpu_calls calls;
 };
 
-/* Of one thread: a stream, made at the first use. */
+/* Of one thread: a stream and the ends of the steps in it, made at the first use. */
 struct gpu_stream {
 	struct gpu *gpu;
 	CUstream stream;
+	CUevent steps[2]; /* of the step before the last, and of the last */
+	unsigned step_count;
 };
 
 /* A program's memory, mapped here. */
@@ -95,9 +98,10 @@ void gpu_leave(struct gpu_stream *stream);
 bool gpu_import(struct gpu *gpu, int fd, size_t bytes, struct gpu_memory *out, struct fault *fault);
 void gpu_drop(struct gpu *gpu, struct gpu_memory *memory);
 
-/* Queues a copy between the memory and the host, whose memory is registered in steps of that size. */
+/* Queues a copy between the memory and the host, whose memory is registered in steps of that size, in parts of at most
+ * `most` bytes. */
 bool gpu_copy(struct gpu_stream *stream, const struct gpu_memory *memory, void *host, bool out,
-              uint64_t step, struct fault *fault);
+              uint64_t step, uint64_t most, struct fault *fault);
 /* Marks the end of what is queued, with an event that is made if it is NULL. */
 bool gpu_mark(struct gpu_stream *stream, CUevent *event, struct fault *fault);
 bool gpu_wait(struct gpu *gpu, CUevent event, struct fault *fault);

@@ -20,6 +20,7 @@ A line of the list is a symbol, followed by any of these:
 - ``barrier``          the call is counted, and blocks while the process is frozen
                        (cuda/freeze_barrier.h);
 - ``resident``         the call waits first while the program's memory is not on the GPU
+- ``memory``           with ``resident``: it asks for memory, and may be refused instead of waiting
                        (cuda/swap/residence.h);
 - ``own``              only this: the symbol is written by hand.
 """
@@ -34,7 +35,7 @@ from pathlib import Path
 
 SPARES = 256
 SPARE_SIZE = 64
-OWN, BARRIER, RESIDENT = "own", "barrier", "resident"
+OWN, BARRIER, RESIDENT, MEMORY = "own", "barrier", "resident", "memory"
 
 PROTOTYPE = r"\b{result}\s+({prefix}\w+)\s*\(([^;{{}}]*?)\)\s*;"
 NAME_IN_PARAMETER = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$")
@@ -50,6 +51,7 @@ class Hook:
     failed: str
     barrier: bool
     resident: bool
+    memory: bool
 
 
 def prototypes(args: argparse.Namespace) -> dict[str, str]:
@@ -69,12 +71,14 @@ def words(path: str) -> list[list[str]]:
 def read_hook(path: str, symbol: str, around: list[str]) -> Hook:
     parts = {"": "", "before": "", "then": "", "failed": ""}
     for word in around:
-        if word in (BARRIER, RESIDENT):
+        if word in (BARRIER, RESIDENT, MEMORY):
             continue
         when, _, function = word.rpartition(":")
         if parts.get(when) != "":
             raise SystemExit(f"{path}: {symbol} cannot have {word}")
         parts[when] = function
+    if MEMORY in around and RESIDENT not in around:
+        raise SystemExit(f"{path}: {symbol} has memory and not resident")
     return Hook(
         symbol,
         parts[""],
@@ -83,6 +87,7 @@ def read_hook(path: str, symbol: str, around: list[str]) -> Hook:
         parts["failed"],
         BARRIER in around,
         RESIDENT in around,
+        MEMORY in around,
     )
 
 
@@ -185,7 +190,10 @@ def hook_function(hook: Hook, parameters: list[str], result: str) -> str:
         "\treturn forward_missing();",
     ]
     if hook.resident:
-        lines.append("struct residence_call resident = residence_enter();")
+        enter = "residence_enter_to_allocate" if hook.memory else "residence_enter"
+        lines.append(f"struct residence_call resident = {enter}();")
+    if hook.memory:
+        lines += ["if (resident.is_refused)", "\treturn CUDA_ERROR_OUT_OF_MEMORY;"]
     if hook.before:
         lines.append(f"{hook.before}();")
     if hook.barrier:

@@ -155,6 +155,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     alone: bool = False,
     swap: bool | None = None,
     park_after: str | float | None = None,
+    swap_wait: str | float | None = None,
     spill: str | int | None = None,
     wait: bool | str | float = False,
     queue: str | None = None,
@@ -191,6 +192,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
         alone=alone,
         swap=swap,
         park_after=park_after,
+        swap_wait=swap_wait,
         spill=spill,
     )
     opened = open_grant(
@@ -333,6 +335,7 @@ class JobSettings(TypedDict, total=False):
     alone: bool
     swap: bool | None
     park_after: str | float | None
+    swap_wait: str | float | None
     spill: str | int | None
     retries: int
     notice: float
@@ -380,6 +383,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
     alone: bool = False,
     swap: bool | None = None,
     park_after: str | float | None = None,
+    swap_wait: str | float | None = None,
     spill: str | int | None = None,
     retries: int = 0,
     notice: float = 30.0,
@@ -421,6 +425,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
         alone=alone,
         swap=swap,
         park_after=park_after,
+        swap_wait=swap_wait,
         spill=spill,
     )
     job = Job(
@@ -482,6 +487,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
     alone: bool = False,
     swap: bool | None = None,
     park_after: str | float | None = None,
+    swap_wait: str | float | None = None,
     spill: str | int | None = None,
 ) -> Request:
     """The request that these settings mean, written as options of `aliquot run` are."""
@@ -499,8 +505,14 @@ def read_request(  # noqa: PLR0913 - one for each setting
         neighbours=Neighbours(label, with_, _names(apart_from), alone),
         swap=swap,
         park_after=None if park_after is None else _parking_rule(park_after),
+        swap_wait=_swap_wait(swap_wait),
         spill=0 if spill is None else parse_host_memory(str(spill), "spill"),
     )
+
+
+def _swap_wait(given: str | float | None) -> float:
+    """`30s`, a number of seconds, or None: 0."""
+    return parse_duration(given) if isinstance(given, str) else float(given or 0)
 
 
 def _parking_rule(given: str | float) -> ParkingRule:

@@ -159,6 +159,23 @@ class Tenant:
         ring(self.directory)
         return "rung"
 
+    def cannot_leave(self, why: str) -> str:
+        """Do nothing, and answer each move out with that failure, from now on."""
+        assert self.holding
+        self.holding.works[0].set("calls", 1)
+        threading.Thread(target=self._fail_to_leave, args=(int(why),), daemon=True).start()
+        return "fails"
+
+    def _fail_to_leave(self, why: int) -> None:
+        assert self.holding
+        work = self.holding.works[0]
+        while True:
+            word = self.holding.limits.slice().residence
+            if word != work.get("residence"):
+                work.set("move_failed", why if word & 1 else 0)
+                work.set("residence", word)
+            time.sleep(0.01)
+
     def fork(self) -> str | None:
         """The child answers in its parent's place."""
         if os.fork():
@@ -217,6 +234,7 @@ def main() -> None:
         "credit": tenant.credit,
         "await-open": tenant.await_open,
         "ring": tenant.ring,
+        "cannot-leave": tenant.cannot_leave,
         "fork": tenant.fork,
         "as-nobody": tenant.as_nobody,
         "become-nobody": tenant.become_nobody,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from arbiter.test_move import Tenants
 
 
+HOST_FULL = 2  # aliquot/move.h
+
+
 def line(name: str, memory: int) -> str:
     return f"make name={name} kept=1 swap=1 slice={GPU},memory={memory}"
 
@@ -29,6 +32,43 @@ def step(arbiter: Arbiter, name: str) -> str:
     grant = arbiter.grant(name)
     assert grant
     return str(grant["parking"])
+
+
+def test_a_slice_says_how_long_it_may_be_off_its_gpu(arbiter: Arbiter) -> None:
+    assert arbiter.status()["knows_swap_wait"] is True
+    arbiter.ask(f"make name=a kept=1 swap=1 swap-wait=30000 slice={GPU},memory={GIB}")
+    arbiter.ask(line("b", GIB))
+    grants = [arbiter.grant(name) for name in ("a", "b")]
+    assert [one["swap_wait_ms"] for one in grants if one] == [30000, 15000]
+
+
+@pytest.mark.parametrize("wrong", ["swap-wait=30000", "swap=1 swap-wait=1999", "swap=1 swap-wait="])
+def test_a_wait_that_cannot_be_is_refused(arbiter: Arbiter, wrong: str) -> None:
+    answer = arbiter.ask(f"make name=a kept=1 {wrong} slice={GPU},memory={GIB}")
+    assert answer["code"] == "malformed"
+
+
+@pytest.mark.timeout(240)
+def test_a_background_program_is_not_ended_for_what_is_not_its_own_fault(
+    stopped_arbiter: Arbiter, tenants: Tenants
+) -> None:
+    stopped_arbiter.start("--overcommit", "300")
+    slice_ = f"slice={GPU},memory={60 * GIB}"
+    holds = Path(
+        stopped_arbiter.ask(f"make name=holds kept=1 swap=1 {slice_},priority=background")[
+            "directory"
+        ]
+    )
+    holder = tenants(holds)
+    holder.hello()
+    assert holder.tell("cannot-leave", HOST_FULL) == "fails"
+    waits = directory(stopped_arbiter, "waits", 60 * GIB)
+    assert wire.exchange(waits, wire.hello_message()).value == wire.PARKED
+    at = wire.LIMITS_HEADER.size + wire.REFUSED_AT
+    # After two failures it counts as unwilling, and who waits is answered. It is not ended.
+    wait_until(lambda: (waits / "limits").read_bytes()[at : at + 4] != bytes(4), 120)
+    assert holder.tell("done", 0) == "0"
+    assert "is ended" not in stopped_arbiter.log.read_text()
 
 
 @pytest.mark.timeout(120)

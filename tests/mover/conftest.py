@@ -73,7 +73,9 @@ def clients(mover: Mover, programs: Callable[[], Client]) -> Callable[..., Clien
 
     def start(grant: int = 1, most: int = 1 << 30) -> Client:
         client = programs()
-        client.connect(mover.serve(client.pid, grant, most))
+        connection = mover.serve(client.pid, grant, most)
+        mover.start_again_if_it_ended()  # nobody needed it while the program started
+        client.connect(connection)
         return client
 
     return start

@@ -60,6 +60,11 @@ class Mover:
         self.kill()
         self.start()
 
+    def start_again_if_it_ended(self) -> None:
+        """As the arbiter's parent does when there is an order."""
+        if self.process and self.process.poll() is not None:
+            self.start()
+
     def set_environment(self, **variables: str) -> None:
         self._env = {**self._env, **variables}
 

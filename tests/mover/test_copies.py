@@ -225,8 +225,8 @@ class TestChecksums:
         self, stopped_mover: Mover, programs: Clients
     ) -> None:
         stopped_mover.set_environment(ALIQUOT_MOVE_CHECKSUMS="1")
-        stopped_mover.start()
         client = programs()
+        stopped_mover.start()  # it ends by itself if nobody needs it for 2 s
         client.connect(stopped_mover.serve(client.pid))
         pieces = [client("make", PIECE, seed) for seed in range(2)]
         client.leave(*pieces)

@@ -68,6 +68,23 @@ class TestRequest:
         with pytest.raises(InvalidValueError, match="--park-after needs --swap"):
             Request(memory=EIGHT, park_after=ParkingRule(600.0))
 
+    def test_a_job_keeps_how_long_it_may_be_off_its_gpu(self) -> None:
+        job = Job(3, "a", ("true",), Request(memory=EIGHT, swap=True, swap_wait=30.0))
+        one = Submission(Owner(1000, 1000, "alice"), job, "/bin/true", "/")
+        assert decode_submission(json.loads(json.dumps(encode_submission(one))), one.owner) == one
+        assert job.request.swap_options == "--swap --swap-wait 30s"
+        plain = replace(one, job=replace(job, request=Request(memory=EIGHT, swap=True)))
+        assert "swap_wait" not in encode_submission(plain)["request"]
+        forged = encode_submission(one)
+        for wrong in ("30s", 1.0, -30.0, 3601.0, float("nan"), None):
+            forged["request"]["swap_wait"] = wrong
+            with pytest.raises(InvalidValueError):
+                decode_submission(forged, one.owner)
+
+    def test_a_wait_off_the_gpu_needs_memory_that_can_leave(self) -> None:
+        with pytest.raises(InvalidValueError, match="--swap-wait needs --swap"):
+            Request(memory=EIGHT, swap_wait=30.0)
+
     @pytest.mark.parametrize("seconds", [0.5, -1.0, float("nan"), float("inf")])
     def test_it_is_a_second_or_more(self, seconds: float) -> None:
         with pytest.raises(InvalidValueError, match="--park-after cannot be"):

@@ -274,6 +274,15 @@ def test_an_earlier_arbiter_is_not_asked_to_park(play: Play, short_tmp: Path) ->
         control.check_swap(control.status(short_tmp), request)
 
 
+def test_an_earlier_arbiter_is_not_told_how_long_a_slice_may_be_off(
+    play: Play, short_tmp: Path
+) -> None:
+    play(json.dumps({**status_words(), "knows_swap": True}).encode() + b"\n")
+    request = Request(memory=Amount(bytes=GIB), swap=True, swap_wait=30.0)
+    with pytest.raises(UnsupportedError, match="does not know --swap-wait"):
+        control.check_swap(control.status(short_tmp), request)
+
+
 def test_a_status_says_what_moved_memory_takes_of_the_host(play: Play, short_tmp: Path) -> None:
     words = {**status_words(), "host_memory_bytes": 15 << 30}
     words["gpus"][0]["mover"] = {"host_bytes": 14 << 30, "held_bytes": 20 << 20}

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from aliquot.devices import CUDA
-from aliquot.model import Slice
+from aliquot.model import Priority, Slice
 from aliquot.model.errors import NoCapacityError
 from aliquot.slices import control
 from aliquot.slices.control import SliceChange
 from standin.conftest import MakeMachine
-from standin.machine import GIB, MIB, Grant, Machine, Tenant
+from standin.machine import GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
 from standin.test_parking import SOON, is_parked, kill_arbiter
 from standin.test_residence import mover
 from support import wait_until
@@ -171,6 +171,51 @@ def test_one_that_waits_for_a_stopped_program_says_so(machine: Machine) -> None:
         os.kill(first.tenant.pid, signal.SIGCONT)
     second.tenant.answer()
     assert first.looks()
+
+
+def turns_of_two(machine: Machine, priority: Priority = Priority.NORMAL) -> tuple[Program, Program]:
+    """A program that is off its GPU, and one of that priority that has it."""
+    off = Program(machine, "one", pieces=4).begin()
+    slices = [Slice(machine.uuids()[0], SIZE, priority=priority)]
+    marked = control.make(machine.state, "two", slices, swap=True)
+    on = Program(machine, "two", pieces=4, grant=machine.made(marked)).begin()
+    assert off.is_off()
+    return off, on
+
+
+def test_calls_for_memory_are_out_of_memory_while_a_stopped_program_has_it(
+    machine: Machine,
+) -> None:
+    off, on = turns_of_two(machine)
+    os.kill(on.tenant.pid, signal.SIGSTOP)
+    try:
+        assert off.tenant("alloc", PIECE)[0] == OUT_OF_MEMORY
+        assert off.tenant("alloc_managed", PIECE)[0] == OUT_OF_MEMORY
+        off.tenant.tell("fill", off.pointers[0], 0, PIECE)  # a fill that is not done is no answer
+        wait_until(lambda: "stopped" in str(off.status()["parking_why"]))
+        assert not off.tenant.has_answered()
+    finally:
+        os.kill(on.tenant.pid, signal.SIGCONT)
+    assert off.tenant.answer() == [0]
+    off.tenant.ok("alloc", PIECE)
+    assert off.looks()
+    assert on.looks()
+
+
+def test_a_stopped_background_program_is_ended_for_one_that_waits(machine: Machine) -> None:
+    off, on = turns_of_two(machine, Priority.BACKGROUND)
+    os.kill(on.tenant.pid, signal.SIGSTOP)
+    assert off.looks()
+    assert on.tenant.process.wait() == -signal.SIGKILL
+
+
+def test_a_background_program_whose_memory_cannot_leave_is_ended_when_that_failed_twice(
+    machine: Machine,
+) -> None:
+    off, on = turns_of_two(machine, Priority.BACKGROUND)
+    on.tenant.ok("alloc_managed", MIB)
+    assert off.looks()
+    assert on.tenant.process.wait() == -signal.SIGKILL
 
 
 def test_one_whose_memory_cannot_leave_stays_and_it_is_said_why(machine: Machine) -> None:

@@ -1,9 +1,11 @@
 #define _GNU_SOURCE
 #include "swap/carry.h"
 
+#include "aliquot/credit.h"
 #include "aliquot/descriptors.h"
 #include "aliquot/layout.h"
 #include "arbiter_call.h"
+#include "session.h"
 #include "swap/residence.h"
 #include "swap/swappable.h"
 
@@ -42,6 +44,7 @@ struct piece {
 /* All of this is for one thread. */
 static struct piece *pieces;
 static size_t piece_count;
+static uint64_t away_bytes;    /* of pieces that are not HERE */
 static _Atomic int mover = -1; /* the connection */
 static _Atomic int kept =
 	-1; /* a descriptor that stays open: the driver exports faster while one is */
@@ -137,6 +140,13 @@ static int failure_of(CUresult result)
 	return result == CUDA_ERROR_OUT_OF_MEMORY ? ALIQUOT_MOVE_GPU_FULL : ALIQUOT_MOVE_DRIVER;
 }
 
+static void set_place(struct piece *piece, enum place place)
+{
+	away_bytes -= piece->place == HERE ? 0 : piece->memory.bytes;
+	away_bytes += place == HERE ? 0 : piece->memory.bytes;
+	piece->place = place;
+}
+
 /* A descriptor of its memory, which it gets if it has none and shall come back. */
 static int open_piece(struct piece *piece, int *fd)
 {
@@ -144,7 +154,7 @@ static int open_piece(struct piece *piece, int *fd)
 		return failure_of(swappable_export(piece->memory.address, fd));
 	int result = failure_of(swappable_bring_back(piece->memory.address, fd));
 	if (result == CARRY_DONE)
-		piece->place = EMPTY;
+		set_place(piece, EMPTY);
 	return result;
 }
 
@@ -152,7 +162,7 @@ static int take_away(struct piece *piece)
 {
 	int result = failure_of(swappable_take_away(piece->memory.address));
 	if (result == CARRY_DONE)
-		piece->place = AWAY;
+		set_place(piece, AWAY);
 	return result;
 }
 
@@ -175,7 +185,7 @@ static int copied(enum aliquot_move_kind kind, struct piece *piece)
 {
 	if (kind == ALIQUOT_MOVE_OUT)
 		return take_away(piece);
-	piece->place = HERE;
+	set_place(piece, HERE);
 	return CARRY_DONE;
 }
 
@@ -186,6 +196,7 @@ bool carry_list(void)
 	struct swappable_piece some[LIST_STEP];
 	size_t found;
 	piece_count = 0;
+	away_bytes = 0;
 	while ((found = swappable_pieces(piece_count, some, LIST_STEP)) > 0) {
 		struct piece *more = realloc(pieces, (piece_count + found) * sizeof(*more));
 		if (!more)
@@ -235,10 +246,7 @@ void carry_choose(uint32_t parts)
 
 uint64_t carry_away_bytes(void)
 {
-	uint64_t bytes = 0;
-	for (size_t i = 0; i < piece_count; i++)
-		bytes += pieces[i].place == HERE ? 0 : pieces[i].memory.bytes;
-	return bytes;
+	return away_bytes;
 }
 
 /* The next piece from `from` on that such a request is needed for; piece_count: none. */
@@ -285,6 +293,7 @@ static int carry_some(enum aliquot_move_kind kind, carry_goes_on *goes_on, bool 
 		open--;
 		if (answer == CARRY_DONE)
 			answer = copied(kind, piece);
+		atomic_store(&session_work()->away_bytes, away_bytes);
 		if (answer != CARRY_DONE && result <= CARRY_DONE)
 			result = answer;
 	}
@@ -353,5 +362,6 @@ void carry_forked(void)
 	close_fd(&sending);
 	pieces = NULL; /* free() may need a lock of a thread that the child does not have */
 	piece_count = 0;
+	away_bytes = 0;
 	must_forget = false;
 }

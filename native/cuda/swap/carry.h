@@ -1,7 +1,8 @@
 /* Carrying this process's pieces to the host and back: the conversation with the mover (aliquot/move.h).
  *
  * A piece is HERE, AWAY (no memory on the GPU, a copy in the arena), or EMPTY (memory on the GPU that is not yet
- * filled from the copy). Whatever fails, each piece is in one of these, and another call goes on from there.
+ * filled from the copy). Whatever fails, each piece is in one of these, and another call goes on from there. What is not
+ * HERE is written to the work page (aliquot/credit.h: away_bytes) after each piece, so the arbiter sees progress.
  *
  * For the thread that moves memory alone. Precondition of all: residence.h is AWAY, but for carry_forget.
  */

@@ -98,7 +98,9 @@ static int close_barrier(void)
 		residence_hold(until);
 		if (!residence_is_empty(&entered) || gates_have_captures())
 			continue;
+		atomic_store(&session_work()->draining, word);
 		gates_drain();
+		atomic_store(&session_work()->draining, 0);
 		is_closed = residence_close(entered);
 		if (is_closed)
 			return CARRY_DONE;
@@ -226,7 +228,7 @@ void residence_start(void)
 		return;
 	struct life *life = session_wiped_memory(&life_page, sizeof(*life));
 	static _Atomic bool handles_forks;
-	if (!life || !residence_make(asked()))
+	if (!life || !residence_make(asked(), &session_limits()->slices[0].refused))
 		return;
 	if (!atomic_exchange(&handles_forks, true))
 		__register_atfork(NULL, NULL, forked, NULL);

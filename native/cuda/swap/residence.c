@@ -17,6 +17,8 @@
 #define SHARDS 16u
 /* How often a waiting call looks at the arbiter's word while memory is about to leave. */
 #define LEAVING_MS 10
+/* The same for a call that asks for memory, while memory is away. */
+#define REFUSED_MS 50
 
 enum state { OPEN, LEAVING, AWAY };
 
@@ -30,7 +32,7 @@ struct barrier {
 	_Atomic uint32_t state; /* enum state; calls sleep on it */
 	_Atomic bool is_made;
 	_Atomic int64_t until_ms; /* LEAVING holds calls until then */
-	const _Atomic uint32_t *word;
+	const _Atomic uint32_t *word, *refused;
 	struct shard shards[SHARDS];
 };
 
@@ -65,12 +67,19 @@ static bool passes(const struct barrier *barrier, uint32_t state)
 	                                              residence_now_ms() >= barrier->until_ms));
 }
 
-/* Wait until the state may be another. Signals may end it early. */
-static void wait_at(struct barrier *barrier, uint32_t state)
+/* Wait until the state may be another, or that long; 0: without limit. Signals may end it early. */
+static void wait_at(struct barrier *barrier, uint32_t state, long ms)
 {
-	struct timespec moment = {.tv_nsec = LEAVING_MS * 1000 * 1000};
-	syscall(SYS_futex, &barrier->state, FUTEX_WAIT_PRIVATE, state,
-	        state == LEAVING ? &moment : NULL, NULL, 0);
+	struct timespec moment = {.tv_nsec = ms * 1000 * 1000};
+	syscall(SYS_futex, &barrier->state, FUTEX_WAIT_PRIVATE, state, ms ? &moment : NULL, NULL, 0);
+}
+
+/* Whether the arbiter has calls refused that ask for memory. Its word for that is one of `word`, so it says nothing
+ * about another move. */
+static bool is_refused(const struct barrier *barrier)
+{
+	uint32_t word = atomic_load(barrier->word);
+	return word & ALIQUOT_ON_HOST && atomic_load(barrier->refused) == word;
 }
 
 /* Tell the arbiter, once for each time that memory leaves: what it took because the program was idle it
@@ -87,7 +96,7 @@ static void say_wanted(const struct barrier *barrier)
 	errno = before;
 }
 
-struct residence_call residence_enter_slow(void)
+struct residence_call residence_enter_slow(bool asks_for_memory)
 {
 	struct barrier *barrier = barrier_here();
 	if (!barrier)
@@ -97,7 +106,10 @@ struct residence_call residence_enter_slow(void)
 		uint32_t state = atomic_load(&barrier->state);
 		if (!passes(barrier, state)) {
 			say_wanted(barrier);
-			wait_at(barrier, state);
+			if (asks_for_memory && is_refused(barrier))
+				return (struct residence_call){.is_refused = true};
+			long again = asks_for_memory ? REFUSED_MS : 0;
+			wait_at(barrier, state, state == LEAVING ? LEAVING_MS : again);
 			continue;
 		}
 		struct residence_call call = {.is_inside = true, .cancel = cancel_disable()};
@@ -118,12 +130,13 @@ void residence_leave_slow(struct residence_call call)
 
 /* --- the thread that moves ---------------------------------------------------------------------- */
 
-bool residence_make(const _Atomic uint32_t *word)
+bool residence_make(const _Atomic uint32_t *word, const _Atomic uint32_t *refused)
 {
 	struct barrier *barrier = session_wiped_memory(&page, sizeof(*barrier));
 	if (!barrier)
 		return false;
 	barrier->word = word;
+	barrier->refused = refused;
 	atomic_store(&barrier->state, OPEN);
 	atomic_store_explicit(&barrier->is_made, true, memory_order_release);
 	atomic_store(&residence_is_used, true);

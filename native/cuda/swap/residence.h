@@ -3,6 +3,8 @@
  * Calls that use device memory, ask about it, or make the driver allocate, are marked `resident` in hooks.txt:
  * residence_enter before all else, residence_leave after. While memory leaves, is away or returns they wait here, asleep. Calls that
  * ask how far the GPU is or wait for it (cuStreamQuery, cuEventQuery, cuStreamSynchronize) never wait here.
+ * Calls that ask for memory (`memory` in hooks.txt) are refused while the arbiter says so; all others wait on, since
+ * programs often do not look whether a launch or a copy was done.
  *
  * The barrier has three states, and only the thread that moves the memory (mover_thread.c) changes them:
  *
@@ -28,13 +30,15 @@
 /* What residence_enter did, for residence_leave. */
 struct residence_call {
 	bool is_inside;
+	bool
+		is_refused; /* a call that asks for memory: it is out of memory, and residence_leave does nothing */
 	int cancel; /* whether the thread could be cancelled before (cancel.h) */
 };
 
 /* --- for the hooks ----------------------------------------------------------------------------- */
 
 extern _Atomic bool residence_is_used;
-struct residence_call residence_enter_slow(void);
+struct residence_call residence_enter_slow(bool asks_for_memory);
 void residence_leave_slow(struct residence_call call);
 
 /* Whether calls may have to wait: there is a barrier. */
@@ -46,7 +50,13 @@ static inline bool residence_matters(void)
 /* Wait until the memory is on the GPU, and be counted as inside. residence_leave must follow. */
 static inline struct residence_call residence_enter(void)
 {
-	return residence_matters() ? residence_enter_slow() : (struct residence_call){0};
+	return residence_matters() ? residence_enter_slow(false) : (struct residence_call){0};
+}
+
+/* The same for a call that asks for memory: the arbiter may have it refused (layout.h: refused). */
+static inline struct residence_call residence_enter_to_allocate(void)
+{
+	return residence_matters() ? residence_enter_slow(true) : (struct residence_call){0};
 }
 
 static inline void residence_leave(struct residence_call call)
@@ -61,8 +71,8 @@ void residence_start(void);
 
 /* --- for that thread --------------------------------------------------------------------------- */
 
-/* Make the barrier; `word` is the arbiter's. False: there is no memory for it. */
-bool residence_make(const _Atomic uint32_t *word);
+/* Make the barrier; both words are the arbiter's. False: there is no memory for it. */
+bool residence_make(const _Atomic uint32_t *word, const _Atomic uint32_t *refused);
 
 /* To OPEN; wakes all that wait. */
 void residence_open(void);

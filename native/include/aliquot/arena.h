@@ -62,7 +62,9 @@ struct aliquot_arena {
 	/* Only in the first arena, by the arbiter: granted to programs beside their GPUs' memory (layout.h:
 	 * ALIQUOT_HOST_SLICE). The movers have so much less. */
 	_Atomic uint64_t spill_bytes;
-	uint8_t reserved[4000];
+	_Atomic uint32_t
+		beside_latency; /* by the arbiter: 1: a slice of priority latency is on the GPU */
+	uint8_t reserved[3996];
 	struct aliquot_extent extents[ALIQUOT_EXTENTS];
 };
 

@@ -119,7 +119,8 @@ struct aliquot_work_slice {
 	_Atomic uint64_t away_bytes;  /* of its memory, on the host now */
 	_Atomic uint64_t fixed_bytes; /* of its charged memory, cannot leave */
 	_Atomic uint64_t calls; /* that use memory, and 1; now and then, if limits say counts_calls */
-	uint32_t reserved[10];
+	_Atomic uint32_t draining; /* the word for which it waits until the GPU has no work of it */
+	uint32_t reserved[9];
 	struct aliquot_quantum quanta[ALIQUOT_QUANTA];
 	struct aliquot_mark marks[ALIQUOT_MARKS];
 };

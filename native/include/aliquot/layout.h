@@ -93,7 +93,10 @@ struct aliquot_slice_limits {
 		leave_parts; /* how much shall leave if the memory shall be on the host: 0: all;
 	                                 otherwise one less, of ALIQUOT_LEAVE_WHOLE parts of what can.
 	                                 Written before `residence` */
-	uint32_t reserved[2];
+	_Atomic uint32_t
+		refused; /* the value of `residence` at which calls that ask for memory are out of memory
+	                                 instead of waiting; 0: none */
+	uint32_t reserved[1];
 };
 
 #define ALIQUOT_LEAVE_WHOLE 65536u

@@ -44,12 +44,14 @@ from aliquot.cli.options import (
     Simulate,
     Spill,
     Swap,
+    SwapWait,
     With,
     read_min_strength,
     read_neighbours,
     read_park_after,
     read_selection,
     read_spill,
+    read_swap_wait,
 )
 from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.cli.slice_app import slice_app
@@ -292,6 +294,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     alone: Alone = False,
     swap: Swap = None,
     park_after: ParkAfter = None,
+    swap_wait: SwapWait = None,
     spill: Spill = None,
     wait: Annotated[
         str | None,
@@ -351,6 +354,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         neighbours=read_neighbours(label, beside, apart_from, alone=alone),
         swap=swap,
         park_after=read_park_after(park_after),
+        swap_wait=read_swap_wait(swap_wait),
         spill=read_spill(spill),
     )
     if dry_run:

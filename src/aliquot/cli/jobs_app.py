@@ -22,12 +22,14 @@ from aliquot.cli.options import (
     ParkAfter,
     Spill,
     Swap,
+    SwapWait,
     With,
     read_min_strength,
     read_neighbours,
     read_park_after,
     read_selection,
     read_spill,
+    read_swap_wait,
 )
 from aliquot.model.grant import Policy, Priority
 from aliquot.model.units import EQUAL
@@ -214,6 +216,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     alone: Alone = False,
     swap: Swap = None,
     park_after: ParkAfter = None,
+    swap_wait: SwapWait = None,
     spill: Spill = None,
     follow: Annotated[
         bool,
@@ -254,6 +257,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         neighbours=read_neighbours(label, beside, apart_from, alone=alone),
         swap=swap,
         park_after=read_park_after(park_after),
+        swap_wait=read_swap_wait(swap_wait),
         spill=read_spill(spill),
     )
     job = Job(

@@ -125,6 +125,16 @@ ParkAfter = Annotated[
         "Without it: as the queue says, else never.",
     ),
 ]
+SwapWait = Annotated[
+    str | None,
+    typer.Option(
+        "--swap-wait",
+        metavar="DURATION",
+        show_default=False,
+        help="With --swap, where slices take turns with the GPU's memory: how long others may keep "
+        "it off the GPU at a time, from 2s to 1h. Without it: 15s.",
+    ),
+]
 Spill = Annotated[
     str | None,
     typer.Option(
@@ -141,6 +151,13 @@ Spill = Annotated[
 def read_park_after(given: str | None) -> ParkingRule | None:
     """What --park-after says."""
     return None if given is None else parse_parking_rule(given)
+
+
+def read_swap_wait(given: str | None) -> float:
+    """What --swap-wait says, in seconds; 0 without it."""
+    from aliquot.model import parse_duration  # noqa: PLC0415 - imported when needed
+
+    return 0.0 if given is None else parse_duration(given)
 
 
 def read_spill(given: str | None) -> int:

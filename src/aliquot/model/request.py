@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from aliquot.model.gpu import Gpu
     from aliquot.model.parking_rule import ParkingRule
 
+LEAST_SWAP_WAIT, MOST_SWAP_WAIT = 2.0, 3600.0  # seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -40,6 +42,9 @@ class Request:
     leaves by itself because they are idle; it returns when one needs it. None: as the queue says,
     else never.
 
+    If it takes turns with memory, it shall be off its GPU for at most `swap_wait` seconds at a
+    time; 0: as long as is usual.
+
     When its memory on the GPU is full, its programs get up to `spill` bytes of the host's.
     """
 
@@ -56,6 +61,7 @@ class Request:
     owner: int | None = None
     swap: bool | None = None
     park_after: ParkingRule | None = None
+    swap_wait: float = 0.0
     spill: int = 0
 
     def __post_init__(self) -> None:
@@ -93,6 +99,14 @@ class Request:
             raise InvalidValueError(
                 "--park-after needs --swap: only then can memory leave the GPU", "Add --swap."
             )
+        if self.swap_wait and not self.swap:
+            raise InvalidValueError(
+                "--swap-wait needs --swap: only then can memory leave the GPU", "Add --swap."
+            )
+        if self.swap_wait and not LEAST_SWAP_WAIT <= self.swap_wait <= MOST_SWAP_WAIT:
+            raise InvalidValueError(
+                f"--swap-wait cannot be {self.swap_wait:g} s", "Write 2s to 1h, for example 30s."
+            )
 
     def _check_spill(self) -> None:
         if self.gpus > 1:
@@ -126,9 +140,10 @@ class Request:
 
     @property
     def swap_options(self) -> str:
-        """--swap and --park-after as they hold for it; empty if its memory stays on the GPU."""
+        """--swap and what goes with it, as it holds; empty if its memory stays on the GPU."""
         after = f" --park-after {self.park_after}" if self.park_after else ""
-        return f"--swap{after}" if self.swap else ""
+        wait = f" --swap-wait {self.swap_wait:g}s" if self.swap_wait else ""
+        return f"--swap{after}{wait}" if self.swap else ""
 
     @property
     def spill_options(self) -> str:

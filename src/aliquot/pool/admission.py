@@ -162,6 +162,7 @@ class RunAdmission:
                     neighbours=run.request.neighbours,
                     swap=bool(run.request.swap),
                     park_after=run.request.park_after,
+                    swap_wait=run.request.swap_wait,
                     spill=run.request.spill,
                     owner=run.owner.uid,
                     pid=run.pid,

@@ -310,7 +310,13 @@ class RequestKinds:
         owner = request.owner if label or asks.beside or asks.apart_from else None
         seen = Neighbours(label, asks.beside, asks.apart_from, asks.alone)
         return replace(
-            request, together=None, neighbours=seen, owner=owner, swap=False, park_after=None
+            request,
+            together=None,
+            neighbours=seen,
+            owner=owner,
+            swap=False,
+            park_after=None,
+            swap_wait=0.0,
         )
 
 

@@ -211,6 +211,8 @@ def encode_request(request: Request) -> dict[str, Any]:
         del fields["swap"]
     if request.park_after is None:
         del fields["park_after"]
+    if not request.swap_wait:
+        del fields["swap_wait"]
     if not request.spill:
         del fields["spill"]
     del fields["owner"]  # the pool knows it from the socket of the request

@@ -195,6 +195,7 @@ class LocalWorkers:
                     neighbours=asked.neighbours if knows else None,
                     swap=bool(asked.swap),
                     park_after=asked.park_after,
+                    swap_wait=asked.swap_wait,
                     spill=asked.spill,
                     owner=owner.uid,
                 )

@@ -133,6 +133,11 @@ class Status:
         return bool(self.answer.get("knows_parking", False))
 
     @property
+    def knows_swap_wait(self) -> bool:
+        """Whether a slice may say how long it is off its GPU; an older arbiter refuses to."""
+        return bool(self.answer.get("knows_swap_wait", False))
+
+    @property
     def knows_spill(self) -> bool:
         """Whether this arbiter grants memory of the host; an older one refuses to."""
         return bool(self.answer.get("knows_spill", False))

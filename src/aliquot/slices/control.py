@@ -169,6 +169,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     neighbours: Neighbours | None = None,
     swap: bool = False,
     park_after: ParkingRule | None = None,
+    swap_wait: float = 0.0,
     spill: int = 0,
     owner: int | None = None,
     pid: int | None = None,
@@ -182,7 +183,8 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     Grants of one user that are made with the same `together` hold their GPUs together. The arbiter
     keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any. With
     `swap` the memory of its programs can leave the GPU (`move`); it has one slice then. It leaves
-    by itself when the grant is idle by the rule `park_after`, and returns by itself.
+    by itself when the grant is idle by the rule `park_after`, and returns by itself. If it takes
+    turns with memory, it shall be off its GPU for at most `swap_wait` seconds at a time.
     When its slice is full, its programs get up to `spill` bytes of the host; NoHostMemoryError if
     the host has too little.
 
@@ -204,6 +206,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *(() if neighbours is None else _neighbour_arguments(name, neighbours)),
         *(["swap=1"] if swap else []),
         *(_parking_arguments(park_after) if park_after else ()),
+        *([f"swap-wait={round(swap_wait * 1000)}"] if swap_wait else []),
         *([f"spill={spill}"] if spill else []),
         *map(_argument, slices),
     ]
@@ -230,6 +233,7 @@ def check_swap(status: Status, request: Request) -> None:
     asks = {
         "--swap": request.swap and not status.knows_swap,
         "--park-after": request.park_after and not status.knows_parking,
+        "--swap-wait": bool(request.swap_wait) and not status.knows_swap_wait,
         "--spill": bool(request.spill) and not status.knows_spill,
     }
     for option, is_unknown in asks.items():

@@ -175,6 +175,7 @@ def _make(state: Path, request: Request, name: str, *, kept: bool, pid: int | No
         neighbours=request.neighbours,
         swap=bool(request.swap),
         park_after=request.park_after,
+        swap_wait=request.swap_wait,
         spill=request.spill,
     )
     chosen = {gpu.uuid for gpu in gpus}

@@ -20,7 +20,7 @@ struct slice {
 	uint64_t used; /* of its limit, when all of it is there */
 	uint64_t keep; /* while it leaves */
 	double worked; /* seconds of the GPU */
-	uint64_t longest_off, off_since, moved;
+	uint64_t longest_off, off_since, moved, turns;
 	bool busy, has_begun; /* before its first turn it has no memory */
 };
 
@@ -78,6 +78,15 @@ static void move(struct scene *scene, size_t i)
 {
 	struct memory_member *member = &scene->members[i];
 	struct slice *slice = &scene->slices[i];
+	if (member
+	        ->unwilling) { /* it is stopped on its way; after 2 s it has what it had, all of its limit */
+		if (scene->now - scene->moves_since[i] < 2 * SECOND)
+			return;
+		member->turn = MEMORY_ON;
+		member->since = scene->now;
+		slice->has_begun = true;
+		return;
+	}
 	bool leaves = member->turn == MEMORY_LEAVING;
 	uint64_t goal = leaves ? at_most(slice->keep, slice->used) : slice->has_begun ? slice->used : 0;
 	uint64_t left = leaves ? member->staying_bytes - goal : goal - member->staying_bytes;
@@ -96,6 +105,7 @@ static void move(struct scene *scene, size_t i)
 		uint64_t off = scene->now - slice->off_since;
 		member->turn = MEMORY_ON;
 		slice->has_begun = true;
+		slice->turns++;
 		member->since = scene->now;
 		scene->in_ns[i] = took;
 		slice->longest_off = off > slice->longest_off ? off : slice->longest_off;
@@ -162,18 +172,22 @@ static void decide(struct scene *scene)
 	}
 }
 
+static void run_step(struct scene *scene)
+{
+	for (size_t i = 0; i < scene->count; i++)
+		if (scene->members[i].turn == MEMORY_LEAVING || scene->members[i].turn == MEMORY_RETURNING)
+			move(scene, i);
+	memory_turns_serve(scene->members, scene->count, STEP);
+	work(scene);
+	decide(scene);
+	check_room(scene);
+	scene->now += STEP;
+}
+
 static void run(struct scene *scene, unsigned seconds)
 {
-	for (unsigned step = 0; step < seconds * 100; step++, scene->now += STEP) {
-		for (size_t i = 0; i < scene->count; i++)
-			if (scene->members[i].turn == MEMORY_LEAVING ||
-			    scene->members[i].turn == MEMORY_RETURNING)
-				move(scene, i);
-		memory_turns_serve(scene->members, scene->count, STEP);
-		work(scene);
-		decide(scene);
-		check_room(scene);
-	}
+	for (unsigned step = 0; step < seconds * 100; step++)
+		run_step(scene);
 }
 
 static double all_work(const struct scene *scene)
@@ -241,6 +255,56 @@ static void test_weights(void)
 	check_off(&scene);
 }
 
+static uint64_t random_below(uint64_t most)
+{
+	static uint64_t state = 88172645463325252u;
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return state % most;
+}
+
+/* Ten rounds of a slice, from the begin of its turn to the begin of its eleventh, whenever that is. */
+static void check_ten_rounds(struct scene *scene, size_t which, double within)
+{
+	double before[MOST], sum = 0, weights = 0;
+	for (uint64_t had = scene->slices[which].turns; scene->slices[which].turns == had;)
+		run_step(scene);
+	for (size_t i = 0; i < scene->count; i++)
+		before[i] = scene->slices[i].worked;
+	for (uint64_t had = scene->slices[which].turns; scene->slices[which].turns < had + 10;)
+		run_step(scene);
+	for (size_t i = 0; i < scene->count; i++) {
+		sum += scene->slices[i].worked - before[i];
+		weights += scene->members[i].weight;
+	}
+	for (size_t i = 0; i < scene->count; i++) {
+		double share = (scene->slices[i].worked - before[i]) / sum;
+		double should = scene->members[i].weight / weights;
+		if (fabs(share - should) > within)
+			fprintf(stderr, "slice %zu of %zu had %.3f in ten rounds, should have %.3f\n", i,
+			        scene->count, share, should);
+		CHECK(fabs(share - should) <= within);
+	}
+}
+
+/* Where windows are longer than exchanges: otherwise nobody is off for too long, whatever the shares are. */
+static void test_ten_rounds(void)
+{
+	for (unsigned round = 0; round < 30; round++) {
+		struct scene scene = {.room = 139 * GIB, .now = SECOND};
+		size_t count = 2 + random_below(2);
+		for (size_t i = 0; i < count; i++) {
+			uint64_t limit = (count == 2 ? 72 + random_below(20) : 50 + random_below(18)) * GIB;
+			add(&scene, limit, limit - random_below(5 * GIB),
+			    round % 2 ? 50 : (double)(35 + random_below(30)));
+		}
+		run(&scene, 30 + (unsigned)random_below(90)); /* the first turns are shorter or longer */
+		for (size_t which = 0; which < count; which++)
+			check_ten_rounds(&scene, which, 0.01);
+	}
+}
+
 /* One that has nothing to do gives way at once and waits for nobody; one that refuses stays. */
 static void test_idle_and_refusing(void)
 {
@@ -275,15 +339,6 @@ static void test_hopeless(void)
 	CHECK(scene.members[0].turn == MEMORY_OFF && scene.members[1].turn == MEMORY_ON);
 }
 
-static uint64_t random_below(uint64_t most)
-{
-	static uint64_t state = 88172645463325252u;
-	state ^= state << 13;
-	state ^= state >> 7;
-	state ^= state << 17;
-	return state % most;
-}
-
 /* Whatever their sizes and weights: nothing exceeds the room, all that fit work, and nobody is forgotten. */
 static void test_any(void)
 {
@@ -304,6 +359,160 @@ static void test_any(void)
 	}
 }
 
+/* --- one that waits for others who give nothing ------------------------------------------------- */
+
+static struct memory_member member_on(uint64_t limit, uint64_t least)
+{
+	return (struct memory_member){.turn = MEMORY_ON,
+	                              .limit_bytes = limit,
+	                              .least_bytes = least,
+	                              .wait_ns = 15 * SECOND,
+	                              .weight = 50};
+}
+
+static struct memory_member member_off(uint64_t limit, uint64_t staying, bool waits)
+{
+	return (struct memory_member){.turn = MEMORY_OFF,
+	                              .limit_bytes = limit,
+	                              .staying_bytes = staying,
+	                              .wanted_at = waits ? SECOND : 0,
+	                              .wait_ns = 15 * SECOND,
+	                              .weight = 50};
+}
+
+static void test_blocked(void)
+{
+	struct memory_member members[3] = {member_on(80, 2), member_off(80, 0, true),
+	                                   member_off(40, 0, false)};
+	CHECK(!memory_turns_is_blocked(members, 3, 100, 1)); /* its turn has not come */
+	members[0].refuses = true;
+	CHECK(!memory_turns_is_blocked(members, 3, 100, 1)); /* NVML was silent, for example */
+	members[0].unwilling = true;
+	CHECK(memory_turns_is_blocked(members, 3, 100, 1));
+	CHECK(memory_turns_to_end(members, 3, 100, 1) == MEMORY_NONE);
+	members[0].may_be_ended = true;
+	CHECK(memory_turns_to_end(members, 3, 100, 1) == 0);
+	/* Memory of another is on its way, and would be enough. */
+	members[0].limit_bytes = 15;
+	members[2] = member_on(70, 1);
+	members[2].turn = MEMORY_LEAVING;
+	CHECK(!memory_turns_is_blocked(members, 3, 100, 1));
+	members[2].unwilling = true; /* stopped on the way */
+	CHECK(memory_turns_is_blocked(members, 3, 100, 1));
+	CHECK(memory_turns_to_end(members, 3, 100, 1) == MEMORY_NONE); /* it would not be enough */
+	members[2].may_be_ended = true;
+	CHECK(memory_turns_to_end(members, 3, 100, 1) == 2);
+	/* What an OFF one has left on the GPU and does not give. */
+	members[0] = member_on(10, 1);
+	members[2] = member_off(80, 30, false);
+	members[2].least_bytes = 1;
+	CHECK(!memory_turns_is_blocked(members, 3, 100, 1));
+	members[2].unwilling = true;
+	CHECK(memory_turns_is_blocked(members, 3, 100, 1));
+	/* It would not fit either if all gave what they can: it waits as ever. */
+	members[0].least_bytes = 30;
+	CHECK(!memory_turns_is_blocked(members, 3, 100, 1));
+}
+
+/* Nobody waits for one that refuses while others can be served. */
+static void test_others_go_on(void)
+{
+	struct scene scene = {.room = 100 * GIB, .now = SECOND};
+	add(&scene, 40 * GIB, 30 * GIB, 33);
+	add(&scene, 55 * GIB, 50 * GIB, 33);
+	add(&scene, 55 * GIB, 50 * GIB, 33);
+	add(&scene, 90 * GIB, 80 * GIB, 33);
+	run(&scene, 1);
+	scene.members[0].turn = MEMORY_ON;
+	scene.members[0].refuses = true;
+	double before[2] = {scene.slices[1].worked, scene.slices[2].worked};
+	run(&scene, 120);
+	CHECK(scene.members[0].turn == MEMORY_ON && scene.slices[3].worked < 20);
+	for (size_t i = 0; i < 2; i++)
+		CHECK(scene.slices[1 + i].worked - before[i] > 20);
+}
+
+/* Whatever there is: who is blocked lacks room for unwilling ones alone, and only one that may be ended is. */
+static void test_any_blocked(void)
+{
+	unsigned seen = 0, ended = 0;
+	for (unsigned round = 0; round < 5000; round++) {
+		struct memory_member members[MOST];
+		size_t count = 2 + random_below(MOST - 2), waiting = random_below(count);
+		uint64_t room = 50 + random_below(100), willing = 0, all = 0;
+		for (size_t i = 0; i < count; i++) {
+			uint64_t limit = 1 + random_below(80), least = random_below(limit / 4 + 1);
+			members[i] = member_on(limit, least);
+			members[i].turn = (enum memory_turn)random_below(4);
+			members[i].staying_bytes = least + random_below(limit - least + 1);
+			members[i].unwilling = random_below(3) == 0;
+			members[i].may_be_ended = random_below(2);
+		}
+		members[waiting] = member_off(members[waiting].limit_bytes, 0, true);
+		for (size_t i = 0; i < count; i++) {
+			uint64_t least = i == waiting ? members[i].limit_bytes : members[i].least_bytes;
+			all += least;
+			willing += i != waiting && members[i].unwilling ? has(&members[i]) : least;
+		}
+		bool blocked = memory_turns_is_blocked(members, count, room, waiting);
+		CHECK(blocked == (willing > room && all <= room));
+		size_t end = memory_turns_to_end(members, count, room, waiting);
+		seen += blocked;
+		if (!blocked || end == MEMORY_NONE)
+			continue;
+		ended++;
+		CHECK(end != waiting && members[end].unwilling && members[end].may_be_ended);
+		/* Ending one after the other, it is not blocked in the end. */
+		for (size_t i = 0; i < count && blocked; i++) {
+			end = memory_turns_to_end(members, count, room, waiting);
+			CHECK(end != MEMORY_NONE);
+			members[end].limit_bytes = members[end].staying_bytes = members[end].least_bytes = 0;
+			members[end].unwilling = members[end].may_be_ended = false;
+			blocked = memory_turns_is_blocked(members, count, room, waiting);
+		}
+		CHECK(!blocked);
+	}
+	CHECK(seen > 100 && ended > 20);
+}
+
+/* Programs are stopped and go on at any time, also on their way. Nothing exceeds the room, nobody waits for one that is
+ * stopped while others could be served, and in the end everybody is. */
+static void test_stopped_at_any_time(void)
+{
+	unsigned blocked_seen = 0;
+	for (unsigned round = 0; round < 15; round++) {
+		struct scene scene = {.room = 139 * GIB, .now = SECOND};
+		size_t count = 2 + random_below(3);
+		for (size_t i = 0; i < count; i++) {
+			uint64_t limit = (40 + random_below(70)) * GIB;
+			add(&scene, limit, limit - random_below(limit / 4), (double)(20 + random_below(40)));
+			scene.members[i].least_bytes = GIB / 2;
+		}
+		uint64_t until[MOST] = {0};
+		for (unsigned step = 0; step < 12000; step++) {
+			for (size_t i = 0; i < count; i++) {
+				bool has_any = scene.members[i].turn != MEMORY_OFF;
+				if (has_any && scene.now >= until[i] && random_below(1500) == 0)
+					until[i] = scene.now + random_below(20 * SECOND);
+				scene.members[i].unwilling = scene.members[i].refuses = scene.now < until[i];
+			}
+			run_step(&scene);
+			for (size_t i = 0; i < count; i++)
+				if (scene.members[i].turn == MEMORY_OFF && scene.members[i].wanted_at)
+					blocked_seen += memory_turns_is_blocked(scene.members, count, scene.room, i);
+		}
+		double before[MOST];
+		for (size_t i = 0; i < count; i++) {
+			scene.members[i].unwilling = scene.members[i].refuses = false;
+			before[i] = scene.slices[i].worked;
+		}
+		run(&scene, 120);
+		for (size_t i = 0; i < count; i++)
+			CHECK(scene.slices[i].worked > before[i]);
+	}
+	CHECK(blocked_seen > 300);
+}
+
 int main(void)
 {
 	test_two();
@@ -311,6 +520,11 @@ int main(void)
 	test_weights();
 	test_idle_and_refusing();
 	test_hopeless();
+	test_ten_rounds();
 	test_any();
+	test_blocked();
+	test_others_go_on();
+	test_any_blocked();
+	test_stopped_at_any_time();
 	return 0;
 }
