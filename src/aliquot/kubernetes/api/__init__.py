@@ -5,6 +5,7 @@
 - `budget`: the PodDisruptionBudget object.
 - `changes`: waiting for the next change.
 - `client`: typed requests.
+- `dra`: the objects of dynamic resource allocation: resource claims and slices.
 - `elasticjob`: the ElasticJob object.
 - `events`: recording events on objects, without ever blocking.
 - `evict`: evicting pods, and refusals by PodDisruptionBudgets.

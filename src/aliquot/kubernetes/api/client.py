@@ -313,7 +313,7 @@ _Decoded = TypeVar("_Decoded")
 def _decode(body: bytes, into: type[_Decoded]) -> _Decoded:
     try:
         return msgspec.json.decode(body, type=into)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # people may nest what they write
         raise ApiError(
             0, "Unreadable", f"the API server's answer cannot be decoded: {error}"
         ) from error

@@ -26,6 +26,27 @@ class SliceSettings(msgspec.Struct, frozen=True):
     priority: Priority = Priority.NORMAL
 
 
+class ResourceClaimDevice(msgspec.Struct, frozen=True):
+    """A device that a resource claim got: for which request, and on which GPU it is."""
+
+    request: str
+    pool: str
+    device: str
+    gpu: str
+    share_id: str | None = None
+
+
+class ResourceClaimRef(msgspec.Struct, frozen=True):
+    """The resource claim that a grant was made for, and when; `pods`: UIDs of those that use it."""
+
+    uid: str
+    namespace: str
+    name: str
+    made: float = 0.0
+    pods: tuple[str, ...] = ()
+    devices: tuple[ResourceClaimDevice, ...] = ()
+
+
 class ContainerGrant(msgspec.Struct, frozen=True):
     """What one container has been given.
 
@@ -44,6 +65,9 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     nodes when it was made, sorted; None: an older agent made it, which did not record them.
     `copier` are bytes of its memory that its slice lacks so that its memory can leave the GPU
     (`swap`); 0: it cannot.
+
+    A grant with a `claim` is that of a resource claim, for all containers that name it. Its owner
+    is one of their pods. It ends when the kubelet or the API server says so, and not with that pod.
     """
 
     name: str
@@ -60,6 +84,7 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     cdi: bool = False
     minors: tuple[int, ...] | None = None
     copier: int = 0
+    claim: ResourceClaimRef | None = None
 
     def has(self, resource: str, ids: tuple[str, ...]) -> bool:
         """Whether it was given for exactly these ids, which are sorted."""

@@ -146,7 +146,10 @@ def slices_of(grant: ContainerGrant) -> list[Slice]:
 
 
 class Releaser:
-    """Ends the grants of pods that have ended, and frees their GPUs."""
+    """Ends the grants of pods that have ended, and frees their GPUs.
+
+    Grants of resource claims may outlive a pod: who makes them ends them.
+    """
 
     def __init__(
         self,
@@ -166,7 +169,7 @@ class Releaser:
         lingers = False
         for name in list(self._saved.allocations.grants):
             grant = self._saved.allocations.grants.get(name)
-            if grant is None or not self._has_ended(grant):
+            if grant is None or grant.claim is not None or not self._has_ended(grant):
                 continue
             grant = await self._owners.confirm(name)
             if grant is None or not self._has_ended(grant):
