@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.kubernetes.api.dra import DRIVER
 from aliquot.slices import control
-from kubernetes.node.dra_claims import FakeDraKubelet, claim, parameters, result
+from kubernetes.node.dra_objects import FakeDraKubelet, claim, parameters, result
 from kubernetes.node.rig import NODE, Node, a_node
 from support import GIB
 

@@ -15,7 +15,7 @@ from aliquot.kubernetes.node.dra.parameters import DEEPEST, LONGEST, InvalidClai
 from aliquot.kubernetes.node.grants.allocations import HostGpu
 from aliquot.kubernetes.node.grants.grant import ContainerGrant
 from aliquot.model import Policy, Priority
-from kubernetes.node.dra_claims import NODE, claim, parameters, result
+from kubernetes.node.dra_objects import NODE, claim, parameters, result
 from support import GIB
 
 A, B = support.uuid_of(0), support.uuid_of(1)

@@ -150,7 +150,9 @@ class Agent:
             machine.minors,
         )
         self.requests = self._make_driver() if options.dra else self._make_plugins()
-        self.releaser = Releaser(self.saved, self.pods, self.arbiter, self.requests)
+        self.releaser = Releaser(
+            self.saved, self.pods, self.arbiter, self.requests, has_driver=options.dra
+        )
         self.processes = ProcessMonitor(self.saved, self.pods, self.events, self.requests.set_pod)
         self.idle = IdleMonitor(self.saved, self.pods, self.events, options.idle_seconds)
         self.parked = ParkingMonitor(self.saved, self.pods, self.events)

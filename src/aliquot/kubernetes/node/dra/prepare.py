@@ -144,7 +144,7 @@ class ClaimGrants:
         for uid, claim in unused.items():
             if now - self._unused_since[uid] >= self._forgotten_seconds:
                 self._unused_since[uid] = now  # look again after that time
-                with suppress(ApiError, ClaimRefusedError):
+                with suppress(AliquotError):
                     await self._release_if_gone(claim)
 
     # --- steps ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from aliquot.kubernetes.api.names import GROUP
 from aliquot.kubernetes.api.objects import NODES, Meta, OwnerReference
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.dra.devices import digest_of
+from aliquot.model.errors import AliquotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,8 +31,13 @@ if TYPE_CHECKING:
 CONTENT = f"{GROUP}/content"  # an annotation: the digest of what the agent wrote
 BATCH_SECONDS = 0.1  # changes at nearly the same time are written together
 LATE_SECONDS = 10.0
+DROPPED = "the API server dropped fields of the node's devices, which claims could then overbook"
 
 _log = structlog.get_logger(__name__)
+
+
+class DroppedFieldsError(AliquotError):
+    """The API server lacks features that the devices need."""
 
 
 class SlicePublisher:
@@ -76,7 +82,7 @@ class SlicePublisher:
             self._changed.clear()
             try:
                 await self._write_all()
-            except ApiError as error:
+            except AliquotError as error:
                 _log.warning("cannot write the ResourceSlices", why=error.message)
                 self._failing_since = self._failing_since or time.monotonic()
                 self._failure = error.message
@@ -98,30 +104,46 @@ class SlicePublisher:
             meta = Meta(
                 name=name, annotations={CONTENT: digest_of(spec)}, owner_references=(owner,)
             )
-            await self._write(ResourceSlice(meta, {**spec, "pool": pool}), there.get(name))
+            wanted = ResourceSlice(meta, {**spec, "pool": pool})
+            written = await self._write(wanted, there.get(name))
+            if not _has_all(written.spec, spec):
+                await self._client.delete(RESOURCE_SLICES, name)
+                raise DroppedFieldsError(DROPPED, "Use Kubernetes 1.36 with its default features.")
         for name in there.keys() - specs.keys():
             await self._client.delete(RESOURCE_SLICES, name)
         _log.info("wrote the ResourceSlices", slices=len(specs), generation=generation)
 
-    async def _write(self, one: ResourceSlice, before: ResourceSlice | None) -> None:
+    async def _write(self, one: ResourceSlice, before: ResourceSlice | None) -> ResourceSlice:
+        """The slice as the API server has it now."""
         if before is not None:
             version = before.metadata.resource_version
             meta = msgspec.structs.replace(one.metadata, resource_version=version)
             try:
-                await self._client.replace(
+                return await self._client.replace(
                     RESOURCE_SLICES, msgspec.structs.replace(one, metadata=meta)
                 )
             except ApiError as error:
                 if not error.not_found:
                     raise
-            else:
-                return
-        await self._client.create(RESOURCE_SLICES, one)
+        return await self._client.create(RESOURCE_SLICES, one)
 
     async def _owner(self) -> OwnerReference:
         """The Node, with which the slices go; ApiError if there is no such Node."""
         node = await self._client.get(NODES, self._node)
         return OwnerReference(NODES.api_version, NODES.kind, self._node, node.metadata.uid)
+
+
+def _has_all(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether the API server has kept what makes the devices exclude each other.
+
+    It drops the fields of features that it does not have.
+    """
+    kept = {one["name"]: one for one in written.get("devices", ())}
+    return all(
+        bool(kept.get(one["name"], {}).get(field)) == bool(one.get(field))
+        for one in wanted.get("devices", ())
+        for field in ("consumesCounters", "allowMultipleAllocations", "taints")
+    )
 
 
 def _is_right(there: Mapping[str, ResourceSlice], specs: Mapping[str, dict[str, Any]]) -> bool:

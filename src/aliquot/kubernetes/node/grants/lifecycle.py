@@ -148,7 +148,7 @@ def slices_of(grant: ContainerGrant) -> list[Slice]:
 class Releaser:
     """Ends the grants of pods that have ended, and frees their GPUs.
 
-    Grants of resource claims may outlive a pod: who makes them ends them.
+    Grants of resource claims may outlive a pod. If `has_driver`, the DRA driver ends them.
     """
 
     def __init__(
@@ -157,8 +157,11 @@ class Releaser:
         pods: NodePods,
         arbiter: ArbiterGrants,
         owners: OwnerCheck,
+        *,
+        has_driver: bool = False,
     ) -> None:
         self._saved = saved
+        self._has_driver = has_driver
         self._pods = pods
         self._arbiter = arbiter
         self._owners = owners
@@ -169,7 +172,7 @@ class Releaser:
         lingers = False
         for name in list(self._saved.allocations.grants):
             grant = self._saved.allocations.grants.get(name)
-            if grant is None or grant.claim is not None or not self._has_ended(grant):
+            if grant is None or not self._has_ended(grant):
                 continue
             grant = await self._owners.confirm(name)
             if grant is None or not self._has_ended(grant):
@@ -189,6 +192,9 @@ class Releaser:
                 await self._arbiter.end(grant.name)
 
     def _has_ended(self, grant: ContainerGrant) -> bool:
+        if grant.claim is not None:
+            pods = grant.claim.pods
+            return not self._has_driver and all(self._pods.is_gone(uid) for uid in pods)
         if grant.owner.pod:
             return self._pods.has_ended(grant.owner)
         since = self._unknown_since.setdefault(grant.name, time.monotonic())
