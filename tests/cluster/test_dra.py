@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,22 +152,23 @@ def released(agent: Agent) -> None:
 def test_two_containers_share_a_claim_and_see_what_it_got(
     cluster: Cluster, namespace: str, agent: Agent, project: str
 ) -> None:
-    one = pod_with(
-        "one", namespace, command=["python3", "-c", LOOK], image=project, restartPolicy="Never"
-    )
+    stays = f"{LOOK}\nimport signal\nsignal.pause()"  # a claim of ended pods is taken back
+    one = pod_with("one", namespace, command=["python3", "-c", stays], image=project)
     (main,) = one["spec"]["containers"]
     one["spec"]["containers"].append({**main, "name": "second"})
     cluster.apply(claim("one", namespace, memory="10Gi", compute=30), one)
-    cluster.wait_for_pod("one", namespace, "Succeeded", 120)
-    for container in ("main", "second"):
-        told = cluster.kubectl(
-            "logs", "one", f"--container={container}", f"--namespace={namespace}"
-        )
-        assert json.loads(told) == [10 * GIB]
+    cluster.wait_for_pod("one", namespace, "Running", 120)
+    (_,) = gpus_of(cluster, namespace, "one")
     (device,) = devices(cluster, namespace, "one")
-    assert device["data"]["memory"] == "10240Mi"
+    for container in ("main", "second"):
+        log = ("logs", "one", f"--container={container}", f"--namespace={namespace}")
+        cluster.wait_until(partial(cluster.kubectl, *log), 60, "it has looked")
+        assert json.loads(cluster.kubectl(*log)) == [10 * GIB]
+    assert len(agent.grants()) == 1
+    assert device["data"]["memory"] == "10Gi"
     assert device["data"]["compute"] == 30
     assert device["conditions"][0]["status"] == "True"
+    delete_pod(cluster, namespace, "one")
     released(agent)
 
 
@@ -294,8 +296,8 @@ def test_an_agent_publishes_no_devices_of_another_node(cluster: Cluster, agent: 
         "pool": {**one["spec"]["pool"], "name": "another"},
     }
     foreign = {
-        "apiVersion": one["apiVersion"],
-        "kind": one["kind"],
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
         "metadata": {"name": "another-aliquot"},
         "spec": spec,
     }

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.kubernetes.api.dra import DRIVER
+from aliquot.kubernetes.kubelet import dra_health_pb2, wire
 from aliquot.kubernetes.kubelet import dra_pb2 as messages
 from aliquot.kubernetes.kubelet import pluginregistration_pb2 as registration
-from aliquot.kubernetes.kubelet import wire
 from aliquot.kubernetes.node.dra.devices import device_name
 
 Json = dict[str, Any]
@@ -103,6 +103,16 @@ class FakeDraKubelet:
     async def unprepare(self, *claims: Json) -> dict[str, Any]:
         asked = messages.NodeUnprepareResourcesRequest(claims=map(_reference, claims))
         return await self._call(wire.UNPREPARE, asked, claims)
+
+    async def health(self) -> dict[str, str]:
+        """The problem of each device, by its name."""
+        channel = wire.dial(Path(self.info.endpoint))
+        stream = wire.WATCH_HEALTH.on(channel)(dra_health_pb2.NodeWatchResourcesRequest())
+        said = await stream.read()
+        await channel.close()
+        for one in said.devices:
+            assert (one.health == dra_health_pb2.HEALTHY) is not bool(one.message)
+        return {one.device.device_name: one.message for one in said.devices}
 
     async def _call(self, method: Any, asked: Any, claims: tuple[Json, ...]) -> dict[str, Any]:
         channel = wire.dial(Path(self.info.endpoint))

@@ -6,8 +6,13 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from aliquot.kubernetes.api.dra import DRIVER
+from aliquot.kubernetes.api.objects import Container, PodResourceClaim, PodSpec
+from aliquot.kubernetes.node.dra.devices import device_name
 from aliquot.slices import control
+from kubernetes.builders import make_pod
 from kubernetes.node.dra_objects import FakeDraKubelet, claim, parameters, result
 from kubernetes.node.rig import NODE, Node, a_node
 from support import GIB
@@ -76,10 +81,13 @@ def test_a_claim_is_prepared_once_and_survives_restarts_of_agent_and_arbiter(
 
         await node.until(lambda: status_of(node, "one"))
         (said,) = status_of(node, "one")
-        assert said["data"]["memory"] == "10240Mi"
+        assert said["data"]["memory"] == "10Gi"
         assert said["data"]["uuid"] == gpu
         assert said["shareID"] == device.share_id
         await node.until(lambda: {p["claim"] for p in parts(node)} == {"one", "whole"})
+        health = await kubelet.health()
+        assert health == dict.fromkeys(health, "")
+        assert {device.device_name} < set(health)
 
         node.kill_agent()
         for path in node.cdi.iterdir():  # as a reboot does
@@ -121,15 +129,11 @@ def test_the_node_publishes_its_gpus_and_writes_deleted_slices_again(short_tmp: 
 
         node.set_health("0 lost")
 
-        def taints() -> dict[str, set[str]]:
-            devices = [d for one in slices() for d in one["spec"].get("devices", ())]
-            return {d["name"]: {t["key"] for t in d.get("taints", ())} for d in devices}
-
         lost = uuids(node)[0].lower()
         await node.until(
             lambda: (
-                {name for name, keys in taints().items() if "aliquot.io/unhealthy" in keys}
-                == {name for name in taints() if name.startswith(lost)}
+                {name for name, keys in tainted(node).items() if "aliquot.io/unhealthy" in keys}
+                == {name for name in tainted(node) if name.startswith(lost)}
             )
         )
         generations = {one["spec"]["pool"]["generation"] for one in slices()}
@@ -137,3 +141,86 @@ def test_the_node_publishes_its_gpus_and_writes_deleted_slices_again(short_tmp: 
         assert DRIVER in json.dumps(slices())
 
     with_driver(example, short_tmp, "h100:2")
+
+
+def test_a_pod_makes_the_slice_of_its_claim_smaller_and_never_larger_than_that(
+    short_tmp: Path,
+) -> None:
+    async def example(node: Node, kubelet: FakeDraKubelet) -> None:
+        (gpu,) = uuids(node)
+        one = claim("one", result(gpu, memory="10Gi", compute="30"), pods=("pod",))
+        one["status"]["allocation"]["devices"]["config"] = [parameters(policy="hard")]
+        node.api.put("resourceclaims", one)
+        pod = msgspec.structs.replace(
+            make_pod("pod", Container(name="main"), uid="pod"),
+            spec=PodSpec(resource_claims=(PodResourceClaim(name="gpu"),)),
+        )
+        node.bind(pod)
+        await kubelet.prepare(one)
+
+        def slices() -> list[tuple[int, int, str]]:
+            found = [part for grant in node.grants().values() for part in grant.slices]
+            return [(one.memory_bytes, one.compute_percent, one.policy) for one in found]
+
+        assert slices() == [(10 * GIB, 30, "hard")]
+        node.annotate(pod, memory="4GiB", compute="10%")
+        await node.until(lambda: slices() == [(4 * GIB, 10, "hard")])
+        await node.until(lambda: status_of(node, "one")[0]["data"]["memory"] == "4Gi")
+        for notes in ({"memory": "11GiB"}, {"memory": "1GiB", "compute": "31%"}):
+            refused = len(refusals(node))
+            node.annotate(pod, **notes)
+            await node.until(lambda refused=refused: len(refusals(node)) > refused)
+            assert slices() == [(4 * GIB, 10, "hard")]
+        node.annotate(pod, memory="10GiB", compute="30%")
+        await node.until(lambda: slices() == [(10 * GIB, 30, "hard")])
+
+    with_driver(example, short_tmp, "h100:1")
+
+
+def refusals(node: Node) -> list[str]:
+    return [message for reason, message in node.events() if reason == "ResizeRefused"]
+
+
+def test_a_gpu_of_a_container_without_a_claim_gets_none(short_tmp: Path) -> None:
+    """After a switch from device plugins, and back."""
+
+    async def example() -> None:
+        async with a_node(short_tmp, "t4:2") as node:
+            pod = make_pod("old", gpu=1)
+            await node.run(pod)
+            await node.end_agent()
+            kubelet = FakeDraKubelet(short_tmp / "kubelet")
+            node.start_agent(*OPTIONS)
+            await kubelet.register()
+            await node.until(lambda: any(tainted(node).values()))
+            occupied, free = uuids(node)
+            if not tainted(node)[device_name(occupied, "whole")]:
+                occupied, free = free, occupied
+            assert all(
+                bool(keys) is name.startswith(occupied.lower())
+                for name, keys in tainted(node).items()
+            )
+            late = claim("late", result(occupied, "whole"))
+            fits = claim("fits", result(free, "whole"))
+            for one in (late, fits):
+                node.api.put("resourceclaims", one)
+            answers = await kubelet.prepare(late, fits)
+            assert "not free" in answers["late"].error
+            assert not answers["fits"].error
+            node.end(pod)
+            await node.until(lambda: not any(tainted(node).values()))
+            assert not (await kubelet.prepare(late))["late"].error
+
+            await node.end_agent()
+            node.start_agent()
+            await node.ready()  # no pod has these claims any more
+            await node.until(lambda: not node.grants())
+
+    asyncio.run(example())
+
+
+def tainted(node: Node) -> dict[str, set[str]]:
+    """The taints of each device."""
+    specs = [one["spec"] for one in node.api.all("resourceslices")]
+    devices = [device for spec in specs for device in spec.get("devices", ())]
+    return {one["name"]: {taint["key"] for taint in one.get("taints", ())} for one in devices}

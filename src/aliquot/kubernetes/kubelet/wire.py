@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from aliquot.kubernetes.kubelet import deviceplugin_pb2 as plugin
+from aliquot.kubernetes.kubelet import dra_health_pb2 as health
 from aliquot.kubernetes.kubelet import dra_pb2 as dra
 from aliquot.kubernetes.kubelet import pluginregistration_pb2 as registration
 from aliquot.kubernetes.kubelet import podresources_pb2 as resources
@@ -28,6 +29,7 @@ POD_RESOURCES = "v1.PodResourcesLister"
 PLUGIN_REGISTRATION = "pluginregistration.Registration"
 DRA = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 DRA_TYPE, DRA_VERSION = "DRAPlugin", "v1.DRAPlugin"  # as a plugin registers itself
+DRA_HEALTH = "v1alpha1.DRAResourceHealth"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 LARGEST = 64 << 20  # a node has thousands of device ids
@@ -134,6 +136,13 @@ UNPREPARE = Method(
     "NodeUnprepareResources",
     dra.NodeUnprepareResourcesRequest,
     dra.NodeUnprepareResourcesResponse,
+)
+WATCH_HEALTH = Method(
+    DRA_HEALTH,
+    "NodeWatchResources",
+    health.NodeWatchResourcesRequest,
+    health.NodeWatchResourcesResponse,
+    streams=True,
 )
 
 

@@ -58,6 +58,12 @@ def device_name(uuid: str, kind: Kind, number: int = 0) -> str:
     return f"{uuid.lower()}-{kind}" + (f"-{number}" if kind == "shared" else "")
 
 
+def device_names(uuid: str, shares: int) -> list[str]:
+    """All devices of a GPU."""
+    shared = (device_name(uuid, "shared", number) for number in range(shares))
+    return [device_name(uuid, "whole"), *shared, device_name(uuid, "sliced")]
+
+
 def parse_device(name: str, uuids: Iterable[str]) -> tuple[str, Kind] | None:
     """The GPU and the kind of a device; None if it is none of these GPUs'."""
     for uuid in uuids:

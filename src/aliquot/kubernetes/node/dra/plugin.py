@@ -3,19 +3,23 @@
     KUBELET/plugins_registry/aliquot.io-reg.sock    the kubelet watches this folder
     KUBELET/plugins/aliquot.io/dra.sock             the calls about resource claims
 
-A kubelet that starts finds the sockets that are there, and registers the driver again by itself.
-The agent serves them again if somebody removes one.
+The second one also tells the kubelet the health of all devices, which it writes into the status of
+pods that have them. A kubelet that starts finds the sockets that are there, and registers the
+driver again by itself. The agent serves them again if somebody removes one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from aliquot.kubernetes.api.changes import Changes
 from aliquot.kubernetes.api.dra import DRIVER
+from aliquot.kubernetes.kubelet import dra_health_pb2 as health
 from aliquot.kubernetes.kubelet import dra_pb2 as messages
 from aliquot.kubernetes.kubelet import pluginregistration_pb2 as registration
 from aliquot.kubernetes.kubelet import wire
@@ -32,8 +36,11 @@ Prepare = Callable[
     [str, str, str], Awaitable[tuple[tuple["ResourceClaimDevice", ...], tuple[str, ...]]]
 ]
 Unprepare = Callable[[str], Awaitable[None]]
+Health = Callable[[], list[tuple[str, str, str]]]
 
 CHECK_SECONDS = 1.0
+REPEAT_SECONDS = 20.0  # the kubelet hears of all devices at least so often
+UNKNOWN_SECONDS = 90  # and takes the health of one for unknown after this
 
 _log = structlog.get_logger(__name__)
 
@@ -42,17 +49,25 @@ class DraPlugin:
     """Serves both sockets. `prepare` gets a claim's namespace, name and UID.
 
     It returns the claim's devices and the names of the CDI devices that its containers get;
-    `unprepare` gets the UID.
+    `unprepare` gets the UID. `health` gives pool, name and problem of each device.
     """
 
-    def __init__(self, kubelet: Path, prepare: Prepare, unprepare: Unprepare) -> None:
+    def __init__(
+        self, kubelet: Path, prepare: Prepare, unprepare: Unprepare, health: Health
+    ) -> None:
         self.registry = kubelet / "plugins_registry" / f"{DRIVER}-reg.sock"
         self.socket = kubelet / "plugins" / DRIVER / "dra.sock"
         self._prepare = prepare
         self._unprepare = unprepare
+        self._health = health
+        self._changes = Changes()
         self._servers: list[grpc.aio.Server] = []
         self.registered = False
         self.registrations = 0
+
+    def notify(self) -> None:
+        """Note that the health of a device may have changed."""
+        self._changes.notify()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -71,7 +86,9 @@ class DraPlugin:
     async def _serve(self) -> None:
         self.socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         calls = wire.server(
-            wire.PREPARE.by(self._on_prepare), wire.UNPREPARE.by(self._on_unprepare)
+            wire.PREPARE.by(self._on_prepare),
+            wire.UNPREPARE.by(self._on_unprepare),
+            wire.WATCH_HEALTH.by(self._on_watch_health),
         )
         finding = wire.server(
             wire.GET_INFO.by(self._on_get_info), wire.NOTIFY_REGISTRATION.by(self._on_notify)
@@ -127,6 +144,18 @@ class DraPlugin:
         by_uid = {claim.uid: said for claim, said in zip(asked.claims, found, strict=True)}
         return messages.NodePrepareResourcesResponse(claims=by_uid)
 
+    async def _on_watch_health(
+        self, _: health.NodeWatchResourcesRequest, __: wire.Context
+    ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
+        while True:
+            count = self._changes.count
+            now = int(time.time())
+            yield health.NodeWatchResourcesResponse(
+                devices=[_device_health(*one, now) for one in self._health()]
+            )
+            if self._changes.count == count:
+                await self._changes.wait(REPEAT_SECONDS)
+
     async def _on_unprepare(
         self, asked: messages.NodeUnprepareResourcesRequest, _: wire.Context
     ) -> messages.NodeUnprepareResourcesResponse:
@@ -162,6 +191,16 @@ def _devices(found: tuple[ResourceClaimDevice, ...], cdi: tuple[str, ...]) -> li
             )
         )
     return made
+
+
+def _device_health(pool: str, device: str, problem: str, now: int) -> health.DeviceHealth:
+    return health.DeviceHealth(
+        device=health.DeviceIdentifier(pool_name=pool, device_name=device),
+        health=health.UNHEALTHY if problem else health.HEALTHY,
+        last_updated_time=now,
+        health_check_timeout_seconds=UNKNOWN_SECONDS,
+        message=problem,
+    )
 
 
 def _why(call: str, claim: messages.Claim, error: Exception) -> str:

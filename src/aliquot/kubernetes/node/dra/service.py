@@ -10,6 +10,7 @@ from aliquot.kubernetes.node.dra.devices import (
     UNAVAILABLE,
     UNHEALTHY,
     DeviceGpu,
+    device_names,
     specs_of,
 )
 from aliquot.kubernetes.node.dra.plugin import DraPlugin
@@ -80,6 +81,7 @@ class DraDriver:
             kubelet,
             lambda space, name, uid: timed("Prepare", grants.prepare(space, name, uid)),
             lambda uid: timed("Unprepare", grants.unprepare(uid)),
+            self._health,
         )
         self._slices = SlicePublisher(client, node, self._specs)
         self._status = ClaimStatusWriter(client, saved)
@@ -99,6 +101,7 @@ class DraDriver:
         """The allocations, or the health of a GPU, have changed."""
         self._slices.change()
         self._status.change()
+        self._plugin.notify()
 
     async def wait_sent(self) -> None:
         """The kubelet keeps no counts of devices: nothing is sent to it."""
@@ -145,6 +148,15 @@ class DraDriver:
     def problem(self) -> str:
         """Why the node's ResourceSlices may not be as they should; empty: they are."""
         return self._slices.problem
+
+    def _health(self) -> list[tuple[str, str, str]]:
+        """Pool, name and problem of each device."""
+        allocations = self._saved.allocations
+        return [
+            (self._node, name, host.problem)
+            for host in allocations.gpus.values()
+            for name in device_names(host.uuid, allocations.shares)
+        ]
 
     def _specs(self) -> list[dict[str, Any]]:
         gpus = [

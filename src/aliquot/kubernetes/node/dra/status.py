@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
 
-MIB = 1 << 20
-
 _log = structlog.get_logger(__name__)
 
 
@@ -136,9 +134,15 @@ def _data(grant: ContainerGrant, gpu: HostGpu, size: int) -> dict[str, Any]:
         "uuid": gpu.uuid,
         "index": gpu.index,
         "kind": grant.kind,
-        "memory": f"{size // MIB}Mi" if size % MIB == 0 else str(size),
+        "memory": _quantity(size),
         "compute": grant.current.compute,
         "policy": str(grant.current.policy),
         "priority": str(grant.current.priority),
         "grant": grant.name,
     }
+
+
+def _quantity(size: int) -> str:
+    """Bytes as people write them in manifests."""
+    units = ((1 << shift, unit) for shift, unit in ((30, "Gi"), (20, "Mi")))
+    return next((f"{size // one}{unit}" for one, unit in units if size % one == 0), str(size))

@@ -78,8 +78,9 @@ def _check_resource_claim(grant: ContainerGrant, to: SliceSettings) -> None:
     if grows or to.compute > got.compute or (got.compute and not to.compute):
         raise InvalidRequestError(
             "ResizeRefused",
-            f"{_name(grant)} got {_sizes(got)} and compute: {format_share(got.compute)}, and its"
-            " slice cannot get more, nor an equal part instead of a share",
+            f"the annotations ask for {_sizes(to)} and compute: {format_share(to.compute)}, and"
+            f" {_name(grant)} got {_sizes(got)} and compute: {format_share(got.compute)}: its slice"
+            " cannot get more, nor an equal part instead of a share",
             "Ask for less, or write another claim.",
         )
 
