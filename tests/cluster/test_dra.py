@@ -172,6 +172,40 @@ def test_two_containers_share_a_claim_and_see_what_it_got(
     released(agent)
 
 
+def test_a_claim_asks_for_different_gpus_that_are_neighbours(
+    cluster: Cluster, namespace: str, agent: Agent, project: str
+) -> None:
+    """Of the three GPUs the first two are linked."""
+    pair, three = (
+        claim(name, namespace, count=count, memory="4Gi", compute=10)
+        for name, count in (("pair", 2), ("three", 3))
+    )
+    for one in (pair, three):
+        one["spec"]["devices"]["constraints"] = [
+            {"distinctAttribute": "aliquot.io/uuid"},
+            {"matchAttribute": "aliquot.io/neighbours"},
+        ]
+    stays = f"{LOOK}\nimport signal\nsignal.pause()"
+    cluster.apply(
+        pair,
+        three,
+        pod_with("pair", namespace, command=["python3", "-c", stays], image=project),
+        pod_with("three", namespace),
+    )
+    cluster.wait_for_pod("pair", namespace, "Running", 120)
+    log = ("logs", "pair", f"--namespace={namespace}")
+    cluster.wait_until(partial(cluster.kubectl, *log), 60, "it has looked")
+    assert json.loads(cluster.kubectl(*log)) == [4 * GIB] * 2
+    gpus_of(cluster, namespace, "pair")
+    found = [one["data"]["index"] for one in devices(cluster, namespace, "pair")]
+    assert sorted(found) == [0, 1]
+    cluster.wait_until(
+        lambda: "cannot allocate" in why_pending(cluster, namespace, "three"), 60, "it waits"
+    )
+    delete_pod(cluster, namespace, "pair", "three")
+    released(agent)
+
+
 def test_whole_shared_and_sliced_gpus_exclude_each_other(
     cluster: Cluster, namespace: str, agent: Agent
 ) -> None:
