@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.agent import CDI, Agent
+from cluster.agent import CDI, STATE, Agent
 from cluster.api import ApiError
 from cluster.cluster import Cluster
 from cluster.manifests import SLEEP, pod
@@ -25,6 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 SHAPE = "rtx6000:3"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 ACCOUNT = "aliquot-node"
+SPACE = "aliquot-dra"  # other files of tests have the chart's own namespace
 Json = dict[str, Any]
 
 
@@ -33,20 +33,20 @@ def classes(cluster: Cluster) -> Iterator[list[Json]]:
     """What the chart adds for resource claims; its agent may do no more than that."""
     kinds = {"DeviceClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
     kinds |= {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
-    rendered = chart.objects(chart.render("node.dra=true"))
+    rendered = chart.objects(chart.render("node.dra=true").replace(chart.NAMESPACE, SPACE))
     objects = [
         one
         for one in rendered
         if one["kind"] in kinds
         and one["metadata"]["labels"]["app.kubernetes.io/component"] == "node"
     ]
-    cluster.create_namespace(chart.NAMESPACE)
+    cluster.create_namespace(SPACE)
     cluster.apply(*objects)
     yield objects
     for one in objects:
         if one["kind"] != "ServiceAccount":
             cluster.kubectl("delete", one["kind"], one["metadata"]["name"])
-    cluster.kubectl("delete", "namespace", chart.NAMESPACE, "--wait=false")
+    cluster.kubectl("delete", "namespace", SPACE, "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def agents_kubeconfig(cluster: Cluster) -> Path:
     """That of the agent's account, with a token of its node."""
     node = cluster.api.get(f"/api/v1/nodes/{cluster.node.name}")
     bound = {"kind": "Node", "name": cluster.node.name, "uid": node["metadata"]["uid"]}
-    path = f"/api/v1/namespaces/{chart.NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
+    path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/{ACCOUNT}/token"
     spec = {"boundObjectRef": {"apiVersion": "v1", **bound}, "expirationSeconds": 7200}
     token = cluster.api.create(path, {"spec": spec})["status"]["token"]
     config = json.loads(cluster.kubectl("config", "view", "--raw", "--output=json"))
@@ -130,16 +130,17 @@ def published(cluster: Cluster) -> list[Json]:
     return list(cluster.api.get(SLICES)["items"])
 
 
-def why_pending(cluster: Cluster, namespace: str, name: str) -> str:
-    found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
-    return next(
-        (
-            str(one.get("message", ""))
-            for one in found["status"].get("conditions", ())
-            if one["type"] == "PodScheduled" and one["status"] == "False"
-        ),
-        "",
-    )
+def until_unallocatable(cluster: Cluster, namespace: str, name: str) -> None:
+    """Until kube-scheduler says on the pod that no node has what its claim asks for."""
+
+    def is_said() -> bool:
+        found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]
+        return any(
+            one["type"] == "PodScheduled" and "cannot allocate" in one.get("message", "")
+            for one in found.get("conditions", ())
+        )
+
+    cluster.wait_until(is_said, 60, f"pod {name} says why it waits")
 
 
 def released(agent: Agent) -> None:
@@ -199,9 +200,7 @@ def test_a_claim_asks_for_different_gpus_that_are_neighbours(
     gpus_of(cluster, namespace, "pair")
     found = [one["data"]["index"] for one in devices(cluster, namespace, "pair")]
     assert sorted(found) == [0, 1]
-    cluster.wait_until(
-        lambda: "cannot allocate" in why_pending(cluster, namespace, "three"), 60, "it waits"
-    )
+    until_unallocatable(cluster, namespace, "three")
     delete_pod(cluster, namespace, "pair", "three")
     released(agent)
 
@@ -231,12 +230,8 @@ def test_whole_shared_and_sliced_gpus_exclude_each_other(
         pod_with("late", namespace),
         pod_with("large", namespace),
     )
-    for name in ("late", "large"):
-        cluster.wait_until(
-            lambda name=name: "cannot allocate" in why_pending(cluster, namespace, name),
-            60,
-            f"pod {name} says why it waits",
-        )
+    until_unallocatable(cluster, namespace, "late")
+    until_unallocatable(cluster, namespace, "large")
     delete_pod(cluster, namespace, "whole")
     cluster.kubectl("delete", "resourceclaim", "whole", f"--namespace={namespace}")
     cluster.wait_for_pod("late", namespace, "Running", 120)
@@ -278,9 +273,8 @@ def test_claims_outlive_restarts_of_agent_and_kubelet_and_an_emptied_run_folder(
     agent.node.kubelet.restart()  # it deletes the node's ResourceSlices
     agent.server.kill()
     cluster.wait_ready()
-    pid = int((agent.state / "arbiter.pid").read_text("ascii"))
-    agent.node.machine.run("kill", f"-{signal.SIGKILL.value}", str(pid)) if pid > 1 else None
-    agent.node.machine.run("rm", "-rf", CDI, "/run/aliquot")
+    agent.end_arbiter()
+    agent.node.machine.run("rm", "-rf", CDI, STATE)  # as a reboot empties /run
     agent.start()
     agent.until(lambda: set(agent.grants()) == before, "the arbiter has the grants again")
     assert {restarts_of(cluster, namespace, name) for name in names} == {("Running", 0)}
@@ -316,9 +310,7 @@ def test_what_a_claim_cannot_have_is_said_on_its_pod(
         ),
         "the pod says that the parameters are invalid",
     )
-    cluster.wait_until(
-        lambda: "cannot allocate" in why_pending(cluster, namespace, "large"), 60, "it waits"
-    )
+    until_unallocatable(cluster, namespace, "large")
     delete_pod(cluster, namespace, "wrong", "large")
 
 

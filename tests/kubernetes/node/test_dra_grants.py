@@ -23,6 +23,7 @@ from kubernetes.node.dra_objects import NODE, claim, parameters, result
 from support import GIB
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
@@ -326,7 +327,7 @@ class Storm:
         self.chance = random.Random(seed)  # noqa: S311 - chance, not secrets
         names = [f"c{number}" for number in range(5)]
         self.claims = [world.put(self._any_claim(name)) for name in names]
-        self.steps = [
+        self.steps: list[Callable[[Json, Json], Awaitable[None]]] = [
             *[self._prepare] * 3,
             *[self._both] * 2,
             self._crash,
