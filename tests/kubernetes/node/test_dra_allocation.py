@@ -55,6 +55,11 @@ def test_capacities_may_be_written_with_the_domain_of_the_driver() -> None:
     assert sizes(grant(claim("c", one))) == [(A, GIB, 7)]
 
 
+def test_capacities_may_have_an_exponent_as_their_author_wrote_them() -> None:
+    found = grant(claim("c", result(A, memory="268435456e1", compute="1e1")))
+    assert sizes(found) == [(A, 2684354560, 10)]
+
+
 def test_whole_and_shared_gpus_have_what_their_kind_gives() -> None:
     assert sizes(grant(claim("c", result(A, "whole"), result(B, "whole")))) == [
         (A, 80 * GIB, 100),

@@ -7,6 +7,8 @@ their memory and compute. So a claim has GPUs of one kind, and one setting for a
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.dra import DRIVER
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Quantity
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.node.grants.allocations import HostGpu
+
+_EXPONENT = re.compile(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}", re.ASCII)  # 1e3 of a claim's author
 
 
 def grant_of(
@@ -162,7 +166,8 @@ def _consumed(result: DeviceResult, capacity: str) -> int:
     given: Quantity | None = result.consumed_capacity.get(capacity)
     given = result.consumed_capacity.get(f"{DRIVER}/{capacity}", 0) if given is None else given
     try:
-        number = quantity(given)
+        exponent = _EXPONENT.fullmatch(str(given))
+        number = Fraction(exponent[0]) if exponent else quantity(given)
     except InvalidValueError as error:
         raise InvalidClaimError(f"{capacity}: {error.message}") from error
     if number.denominator != 1:
