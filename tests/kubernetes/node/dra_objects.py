@@ -83,7 +83,7 @@ class FakeDraKubelet:
 
     async def register(self) -> None:
         """Find the driver and register it, as a kubelet that starts does."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while not self.socket.exists():
                 await asyncio.sleep(0.01)
             channel = wire.dial(self.socket)
@@ -116,7 +116,7 @@ class FakeDraKubelet:
 
     async def _call(self, method: Any, asked: Any, claims: tuple[Json, ...]) -> dict[str, Any]:
         channel = wire.dial(Path(self.info.endpoint))
-        answer = await method.on(channel)(asked, timeout=60, wait_for_ready=True)
+        answer = await method.on(channel)(asked, timeout=150, wait_for_ready=True)
         await channel.close()
         return {one["metadata"]["name"]: answer.claims[one["metadata"]["uid"]] for one in claims}
 
