@@ -47,12 +47,16 @@ class Agent:
     def close(self) -> None:
         """End it and the arbiter; the node is as if it had never been."""
         self.server.stop()
+        self.end_arbiter()
+        self.node.machine.run("rm", "-rf", STATE, "/var/lib/aliquot", CDI)
+        self._cluster.kubectl("delete", "gpunodes", "--all")
+
+    def end_arbiter(self) -> None:
+        """End the arbiter, if there is one."""
         pid = self.state / "arbiter.pid"
         if pid.exists():
             os.kill(int(pid.read_text("ascii")), signal.SIGTERM)
             self._cluster.wait_until(lambda: not pid.exists(), 20, "the arbiter ends")
-        self.node.machine.run("rm", "-rf", STATE, "/var/lib/aliquot", CDI)
-        self._cluster.kubectl("delete", "gpunodes", "--all")
 
     def kill_container(self, namespace: str, pod: str, container: str = "main") -> None:
         self.node.kill_container(namespace, pod, container)

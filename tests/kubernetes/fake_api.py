@@ -385,6 +385,7 @@ def _selected(one: Json, request: Request) -> bool:
     """These fields, with `=` and `!=`, and one label with `=` are all that is understood."""
     fields = {
         "spec.nodeName": one.get("spec", {}).get("nodeName", ""),
+        "spec.driver": one.get("spec", {}).get("driver", ""),
         "status.phase": one.get("status", {}).get("phase", ""),
         "involvedObject.kind": one.get("involvedObject", {}).get("kind", ""),
         "involvedObject.name": one.get("involvedObject", {}).get("name", ""),

@@ -102,7 +102,8 @@ def metric_names() -> set[str]:
     names = _written(slice_metrics, r'"(aliquot_[a-z0-9_]+)"')
     names |= {f"{name}_total" for name in COUNTERS}
     node = CallMetrics()
-    node.registry.register(AllocationsCollector(DeviceIds(NodeAllocations([], 2), []), {}))
+    allocations = NodeAllocations([], 2)
+    node.registry.register(AllocationsCollector(allocations, DeviceIds(allocations, []), {}))
     scheduler = Scheduler(Client(Server("http://nowhere", Credentials())), SchedulerOptions())
     for registry in (node.registry, scheduler._metrics.registry):
         for family in registry.collect():

@@ -81,6 +81,7 @@ def test_helm_finds_nothing_wrong_with_the_chart(helm: None) -> None:
     [
         (),
         ("scheduler.tls.certManager=true",),
+        ("node.dra=true",),
         ("scheduler.tls.serverSecret=a", "scheduler.tls.clientSecret=b"),
         ("serviceMonitor.enabled=true", "prometheusRule.enabled=true", "openshift=true"),
     ],

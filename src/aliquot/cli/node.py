@@ -168,6 +168,14 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         int, typer.Option(min=1, max=65535, help="The port on which to serve metrics and probes.")
     ] = 9440,
     *,
+    dra: Annotated[
+        bool,
+        typer.Option(
+            "--dra",
+            help="Offer the GPUs to resource claims by dynamic resource allocation (DRA), and not "
+            "by device plugins. Needs Kubernetes 1.36 and CDI.",
+        ),
+    ] = False,
     swap: Annotated[
         bool,
         typer.Option(
@@ -190,6 +198,8 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         raise InvalidValueError(
             "the name of this node is missing", "Give --node-name, or set NODE_NAME."
         )
+    if dra and cdi is Cdi.NEVER:
+        raise InvalidValueError("--dra needs CDI", "Leave out --cdi, or give --cdi always.")
     with needs_extra():
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415 - needs the extra
         from aliquot.kubernetes.node.agent import run_agent  # noqa: PLC0415
@@ -222,6 +232,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         ),
         idle_seconds=parse_duration(idle_after),
         swap=_node_swap(host_memory, park_after, swap=swap),
+        dra=dra,
     )
     set_up_log()
     if asyncio.run(run_agent(options)):

@@ -176,7 +176,7 @@ class Node:
 
     # --- observed state ---------------------------------------------------------------------------
 
-    async def until(self, predicate: Callable[[], object], seconds: float = 60.0) -> None:
+    async def until(self, predicate: Callable[[], object], seconds: float = 150.0) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while not await asyncio.to_thread(predicate):
             late = asyncio.get_running_loop().time() > deadline

@@ -6,6 +6,7 @@
 - `changes`: waiting for the next change.
 - `client`: typed requests.
 - `decode`: JSON from others to checked values.
+- `dra`: the objects of dynamic resource allocation: resource claims and slices.
 - `elasticjob`: the ElasticJob object.
 - `events`: recording events on objects, without ever blocking.
 - `evict`: evicting pods, and refusals by PodDisruptionBudgets.

@@ -26,7 +26,10 @@ _KINDS = ("whole", "shared", "sliced", "unhealthy")
 
 
 class NodeGrant(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A container's grant on a GPU: `memory` in bytes, `compute` in percent (0: an equal part)."""
+    """A container's grant on a GPU: `memory` in bytes, `compute` in percent (0: an equal part).
+
+    The grant of a resource claim has its name, no container, and one of its pods.
+    """
 
     pod_uid: str = msgspec.field(name="podUID")
     namespace: str
@@ -36,6 +39,7 @@ class NodeGrant(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     compute: int = 0
     policy: str = "elastic"
     priority: str = "normal"
+    claim: str = ""
 
 
 class NodeLink(msgspec.Struct, frozen=True, rename="camel"):

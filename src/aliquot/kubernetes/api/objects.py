@@ -135,6 +135,14 @@ class Affinity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     node_affinity: NodeAffinity | None = None
 
 
+class PodResourceClaim(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A resource claim of a pod, by the name that its containers have for it."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class PodSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The node of a pod, its scheduling constraints and its containers."""
 
@@ -146,6 +154,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] = ()
+    resource_claims: tuple[PodResourceClaim, ...] = ()
     priority: int | None = None
     preemption_policy: str = ""
     active_deadline_seconds: int | None = None

@@ -14,6 +14,9 @@ import grpc
 import grpc.aio
 
 from aliquot.kubernetes.kubelet import deviceplugin_pb2 as plugin
+from aliquot.kubernetes.kubelet import dra_health_pb2 as health
+from aliquot.kubernetes.kubelet import dra_pb2 as dra
+from aliquot.kubernetes.kubelet import pluginregistration_pb2 as registration
 from aliquot.kubernetes.kubelet import podresources_pb2 as resources
 
 if TYPE_CHECKING:
@@ -23,6 +26,10 @@ VERSION = "v1beta1"
 REGISTRATION = "v1beta1.Registration"
 DEVICE_PLUGIN = "v1beta1.DevicePlugin"
 POD_RESOURCES = "v1.PodResourcesLister"
+PLUGIN_REGISTRATION = "pluginregistration.Registration"
+DRA = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+DRA_TYPE, DRA_VERSION = "DRAPlugin", "v1.DRAPlugin"  # as a plugin registers itself
+DRA_HEALTH = "v1alpha1.DRAResourceHealth"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 LARGEST = 64 << 20  # a node has thousands of device ids
@@ -110,6 +117,32 @@ LIST = Method(
 )
 GET = Method(
     POD_RESOURCES, "Get", resources.GetPodResourcesRequest, resources.GetPodResourcesResponse
+)
+GET_INFO = Method(PLUGIN_REGISTRATION, "GetInfo", registration.InfoRequest, registration.PluginInfo)
+NOTIFY_REGISTRATION = Method(
+    PLUGIN_REGISTRATION,
+    "NotifyRegistrationStatus",
+    registration.RegistrationStatus,
+    registration.RegistrationStatusResponse,
+)
+PREPARE = Method(
+    DRA,
+    "NodePrepareResources",
+    dra.NodePrepareResourcesRequest,
+    dra.NodePrepareResourcesResponse,
+)
+UNPREPARE = Method(
+    DRA,
+    "NodeUnprepareResources",
+    dra.NodeUnprepareResourcesRequest,
+    dra.NodeUnprepareResourcesResponse,
+)
+WATCH_HEALTH = Method(
+    DRA_HEALTH,
+    "NodeWatchResources",
+    health.NodeWatchResourcesRequest,
+    health.NodeWatchResourcesResponse,
+    streams=True,
 )
 
 

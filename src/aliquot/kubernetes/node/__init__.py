@@ -6,6 +6,7 @@
 - `pods`: the node's pods that ask for GPUs, and events on them.
 - `grants`: what a container gets: allocations, checkpoint, placement, release, resize.
 - `deviceplugin`: the device plugins, by which the kubelet asks for grants.
+- `dra`: the DRA driver, by which it asks for those of resource claims instead.
 - `health`: GPUs that turn unhealthy or recover: their allocations, and events about them.
 - `processes`: GPU use outside every grant, and images in which no driver can run.
 - `idle`: containers that have GPUs and use none of them.

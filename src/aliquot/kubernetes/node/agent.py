@@ -1,8 +1,8 @@
 """The agent of a node: it assembles its parts and runs them until a signal ends it.
 
-Its loops are independent: device plugins, the watch of pods, releasing and resizing, the arbiter,
-the health of GPUs, the GPUNode object. A loop that fails for a passing reason tries again by
-itself; one that fails otherwise ends the agent, which is then started again.
+Its loops are independent: device plugins or the DRA driver, the watch of pods, releasing and
+resizing, the arbiter, the health of GPUs, the GPUNode object. A loop that fails for a passing
+reason tries again by itself; one that fails otherwise ends the agent, which is then started again.
 
 The agent reads the node's driver and GPUs once. After an update of the driver it starts anew in the
 same process (`health`): for the kubelet, its device plugins register again.
@@ -32,6 +32,7 @@ from aliquot.kubernetes.api.objects import NODES
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
+from aliquot.kubernetes.node.dra.service import DraDriver
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.injection import Injection
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants, Releaser
@@ -121,7 +122,9 @@ class Agent:
         checkpoint = Checkpoint(options.home / CHECKPOINT)
         allocations = restore_allocations(options, machine, checkpoint.load())
         self.saved = SavedAllocations(allocations, checkpoint)
-        self.pods = NodePods(options.presets, lambda: self.watch.synced)
+        self.pods = NodePods(
+            options.presets, lambda: self.watch.synced, with_resource_claims=options.dra
+        )
         self.watch = Watch(
             client, NODE_PODS, self.pods.observe, fields=f"spec.nodeName={options.node}"
         )
@@ -138,6 +141,7 @@ class Agent:
         self.arbiter = ArbiterGrants(options.state)
         self.resizer = Resizer(self.saved, self.pods, self.arbiter, self.events)
         self.metrics = CallMetrics()
+        self._problem = ""  # why no container can get a grant, for the scheduler
         self.injection = Injection(
             options.cdi,
             CdiSpecs(options.cdi_dir),
@@ -147,7 +151,29 @@ class Agent:
             machine.check_sources,
             machine.minors,
         )
-        self.device_plugins = DevicePlugins(
+        self.requests = self._make_driver() if options.dra else self._make_plugins()
+        self.releaser = Releaser(
+            self.saved, self.pods, self.arbiter, self.requests, has_driver=options.dra
+        )
+        self.processes = ProcessMonitor(self.saved, self.pods, self.events, self.requests.set_pod)
+        self.idle = IdleMonitor(self.saved, self.pods, self.events, options.idle_seconds)
+        self.parked = ParkingMonitor(self.saved, self.pods, self.events)
+        self.health = HealthMonitor(
+            machine, self.saved, self.pods, self.events, partial(probe_driver, options)
+        )
+        self.publisher = Publisher(
+            client, options.node, self._gpunode_status, self.requests.wait_sent
+        )
+        self.metrics.registry.register(self._collector())
+        self._wake = asyncio.Event()
+        self._asking: asyncio.Task[Status] | None = None
+        self.saved.listen(self._on_change)
+        self.pods.listen(self._wake.set)
+
+    def _make_plugins(self) -> DevicePlugins:
+        """Containers ask for grants by the resources of the presets."""
+        options = self.options
+        return DevicePlugins(
             options.kubelet,
             options.presets,
             saved=self.saved,
@@ -160,24 +186,23 @@ class Agent:
             swap=options.swap,
             metrics=self.metrics,
         )
-        self.releaser = Releaser(self.saved, self.pods, self.arbiter, self.device_plugins)
-        self.processes = ProcessMonitor(
-            self.saved, self.pods, self.events, self.device_plugins.set_pod
+
+    def _make_driver(self) -> DraDriver:
+        """Pods ask for grants by resource claims."""
+        return DraDriver(
+            self.client,
+            self.options.node,
+            self.options.kubelet,
+            machine=self.machine,
+            saved=self.saved,
+            pods=self.pods,
+            arbiter=self.arbiter,
+            injection=self.injection,
+            events=self.events,
+            gpus=lambda: self.gpus,
+            problem=lambda: self._problem,
+            metrics=self.metrics,
         )
-        self.idle = IdleMonitor(self.saved, self.pods, self.events, options.idle_seconds)
-        self.parked = ParkingMonitor(self.saved, self.pods, self.events)
-        self.health = HealthMonitor(
-            machine, self.saved, self.pods, self.events, partial(probe_driver, options)
-        )
-        self.publisher = Publisher(
-            client, options.node, self._gpunode_status, self.device_plugins.wait_sent
-        )
-        self.metrics.registry.register(self._collector())
-        self._wake = asyncio.Event()
-        self._problem = ""  # why no container can get a grant, for the scheduler
-        self._asking: asyncio.Task[Status] | None = None
-        self.saved.listen(self._on_change)
-        self.pods.listen(self._wake.set)
 
     async def run(self) -> bool:
         """Run all loops until one fails or a signal comes; True: the agent must start anew."""
@@ -194,7 +219,7 @@ class Agent:
             self.supervisor.run(),
             self.watch.run(),
             self.recorder.run(),
-            self.device_plugins.run(),
+            self.requests.run(),
             self.publisher.run(),
             self._release_and_resize(),
             self._check_processes(),
@@ -214,7 +239,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.device_plugins.close()
+            await self.requests.close()
             await self.supervisor.end()
             _log.info("the agent has ended")
 
@@ -250,7 +275,8 @@ class Agent:
                     self.supervisor.check(status)
                     await self.processes.tell_cgroups(status, self.arbiter)
                     await self.releaser.end_orphans(status)
-                await self.device_plugins.confirm_started()
+                    await self.requests.keep(status)
+                await self.requests.confirm_started()
             except OSError as error:
                 _log.error(NOT_SAVED, why=str(error))
             await asyncio.sleep(CHECK_SECONDS)
@@ -273,6 +299,7 @@ class Agent:
             before, self._problem = self._problem, NO_ARBITER if is_away else ""
             if self._problem != before:
                 self.publisher.change()
+                self.requests.notify()
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _check_runtime(self) -> None:
@@ -301,7 +328,7 @@ class Agent:
 
     def _on_change(self) -> None:
         self.injection.keep_only(self.saved.allocations.saved())
-        self.device_plugins.notify()
+        self.requests.notify()
         self.publisher.change()
         self._wake.set()
 
@@ -326,13 +353,13 @@ class Agent:
 
     async def _checks(self) -> dict[str, CheckResult]:
         """What the agent needs to do its work."""
-        plugins = "the kubelet does not follow all device plugins"
+        why = "" if self.requests.registered else self.requests.UNREGISTERED
         pods = "the API server has not listed the node's pods"
         return {
             "driver": CheckResult(self.health.driver_problem),
             "arbiter": CheckResult(await self._arbiter_problem()),
             "arbiter's replacement": CheckResult(self.supervisor.postponed, for_pods=False),
-            "device plugins": CheckResult("" if self.device_plugins.registered else plugins),
+            self.requests.NAME: CheckResult(why or self.requests.problem),
             "pods": CheckResult("" if self.watch.synced else pods),
             "GPUNode": CheckResult(self.publisher.problem, for_pods=False),
         }
@@ -359,11 +386,12 @@ class Agent:
 
     def _collector(self) -> AllocationsCollector:
         return AllocationsCollector(
-            self.device_plugins.ids,
+            self.saved.allocations,
+            self.requests.ids,
             {
-                "aliquot_node_registrations": lambda: self.device_plugins.registrations,
+                "aliquot_node_registrations": lambda: self.requests.registrations,
                 "aliquot_node_arbiter_starts": lambda: self.supervisor.starts,
-                "aliquot_node_corrections": lambda: self.device_plugins.corrections,
+                "aliquot_node_corrections": lambda: self.requests.corrections,
                 "aliquot_node_events_dropped": lambda: self.recorder.dropped,
             },
         )

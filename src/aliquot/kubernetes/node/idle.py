@@ -44,6 +44,6 @@ class IdleMonitor:
         if grant is None or pod is None or pod.pending:
             return False
         idle = format_duration(self._after_seconds)
-        text = f"container {grant.owner.container!r} has used none of its GPUs for {idle}"
+        text = f"{grant.owner.within} has used none of its GPUs for {idle}"
         self._events.pod_event(pod, "Idle", text, warning=False)
         return True

@@ -74,7 +74,8 @@ class NodeOptions:
     `compat` is the node's folder with a newer CUDA library, for containers newer than its driver.
     `cdi_dir` is a folder in which the runtime looks for CDI specs. `strengths` are given to
     GPUs instead of the known or reported ones. Containers that use no GPU for `idle_seconds` are
-    reported; 0: none are. `swap`: for memory that leaves GPUs.
+    reported; 0: none are. `swap`: for memory that leaves GPUs. `dra`: pods ask by
+    ResourceClaims, and not by the resources of `presets`.
     """
 
     node: str
@@ -96,6 +97,7 @@ class NodeOptions:
     strengths: StrengthOverrides = field(default_factory=StrengthOverrides)
     idle_seconds: float = 3600.0
     swap: NodeSwap = field(default_factory=NodeSwap)
+    dra: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.http_server import Handler, HttpResponse
     from aliquot.kubernetes.node.deviceplugin.device_ids import DeviceIds
+    from aliquot.kubernetes.node.grants.allocations import NodeAllocations
     from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 COUNTERS: Mapping[str, str] = {
-    "aliquot_node_registrations": "How often all device plugins were registered with a kubelet.",
+    "aliquot_node_registrations": "How often a kubelet registered the device plugins or driver.",
     "aliquot_node_arbiter_starts": "How often the arbiter was started.",
     "aliquot_node_corrections": "Grants whose container was guessed wrong and then corrected.",
     "aliquot_node_events_dropped": "Events that could not be written.",
@@ -84,9 +85,13 @@ class CallMetrics:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AllocationsCollector:
-    """The allocations and counters as metrics. `counters` has the value of each of COUNTERS."""
+    """The allocations and counters as metrics. `counters` has the value of each of COUNTERS.
 
-    ids: DeviceIds
+    `ids` are the units that the kubelet counts; None: it counts none.
+    """
+
+    allocations: NodeAllocations
+    ids: DeviceIds | None
     counters: Mapping[str, Callable[[], float]]
 
     def collect(self) -> Iterator[Metric]:
@@ -99,9 +104,10 @@ class AllocationsCollector:
         free = GaugeMetricFamily(
             "aliquot_node_units_free", "Units that the kubelet can still give.", labels=["resource"]
         )
-        for resource, count in self.ids.counts().items():
-            allocatable.add_metric([resource], count)
-            free.add_metric([resource], self.ids.free(resource))
+        if (ids := self.ids) is not None:
+            for resource, count in ids.counts().items():
+                allocatable.add_metric([resource], count)
+                free.add_metric([resource], ids.free(resource))
         yield from (allocatable, free, self._health(), self._kinds(), self._containers())
         for name, value in self.counters.items():
             counter = CounterMetricFamily(name, COUNTERS[name])
@@ -114,7 +120,7 @@ class AllocationsCollector:
             "1: the GPU is healthy and takes new containers.",
             labels=["gpu", "index"],
         )
-        for gpu in self.ids.allocations.gpus.values():
+        for gpu in self.allocations.gpus.values():
             family.add_metric([gpu.uuid, str(gpu.index)], int(gpu.healthy))
         return family
 
@@ -122,7 +128,7 @@ class AllocationsCollector:
         family = GaugeMetricFamily(
             "aliquot_node_gpu_kind", "1 for what each GPU is used as.", labels=["gpu", "kind"]
         )
-        allocations = self.ids.allocations
+        allocations = self.allocations
         for gpu in allocations.gpus.values():
             family.add_metric([gpu.uuid, allocations.kind(gpu.uuid) or "free"], 1)
         return family
@@ -133,7 +139,7 @@ class AllocationsCollector:
             "1 for every container with a grant.",
             labels=["grant", "namespace", "pod", "container", "kind"],
         )
-        for grant in self.ids.allocations.grants.values():
+        for grant in self.allocations.grants.values():
             owner = grant.owner
             names = [owner.namespace, owner.pod, owner.container]
             family.add_metric([grant.name, *names, grant.kind], 1)

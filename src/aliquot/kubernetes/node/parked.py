@@ -44,5 +44,5 @@ class ParkingMonitor:
         held = self._saved.allocations.grants.get(grant.name)
         pod = self._pods.get(held.owner.uid) if held and held.confirmed else None
         if held is not None and pod is not None:
-            message = f"container {held.owner.container!r} {text}"
+            message = f"{held.owner.within} {text}"
             self._events.pod_event(pod, reason, message, warning=False)

@@ -73,17 +73,23 @@ NODE_PODS = Resource(NodePod, "v1", "Pod", "pods")
 
 
 class ContainerRef(msgspec.Struct, frozen=True):
-    """A container of a pod. Unknown fields are empty."""
+    """A container of a pod, or a resource claim that it uses. Unknown fields are empty."""
 
     uid: str = ""
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    claim: str = ""
+
+    @property
+    def within(self) -> str:
+        """What it is, for an event on its pod."""
+        return f"resource claim {self.claim!r}" if self.claim else f"container {self.container!r}"
 
     def __str__(self) -> str:
-        if not self.pod:
+        if not self.pod and not self.claim:
             return "a container that is not identified yet"
-        return f"container {self.container!r} of {self.namespace}/{self.pod}"
+        return f"{self.within} of {self.namespace}/{self.pod or '-'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +204,18 @@ class PodContainer:
 
 
 class NodePods:
-    """The pods that the watch reports, by UID."""
+    """The pods that the watch reports, by UID; perhaps those with ResourceClaims too."""
 
-    def __init__(self, presets: Sequence[Preset], synced: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        presets: Sequence[Preset],
+        synced: Callable[[], bool],
+        *,
+        with_resource_claims: bool = False,
+    ) -> None:
         self._presets = presets
         self._synced = synced
+        self._with_resource_claims = with_resource_claims
         self._pods: dict[str, GpuPod] = {}
         self._arrivals = itertools.count()
         self._changes = Changes()
@@ -216,7 +229,7 @@ class NodePods:
         """Take in a change, as a watch reports it."""
         before = self._pods.pop(old.metadata.uid, None) if old else None
         arrival = before.arrival if before else next(self._arrivals)
-        after = self._gpu_pod(new, arrival) if new and asks(new, self._presets) else None
+        after = self._gpu_pod(new, arrival) if new and self._is_kept(new) else None
         if after:
             self._pods[after.uid] = after
         if before or after:
@@ -247,6 +260,10 @@ class NodePods:
     async def wait_change(self, seconds: float) -> bool:
         """Wait for the next change; False if none comes in time."""
         return await self._changes.wait(seconds)
+
+    def _is_kept(self, pod: Pod) -> bool:
+        has_resource_claims = self._with_resource_claims and bool(pod.spec.resource_claims)
+        return has_resource_claims or asks(pod, self._presets)
 
     def _gpu_pod(self, pod: Pod, arrival: int) -> GpuPod:
         try:

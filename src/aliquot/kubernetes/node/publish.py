@@ -100,6 +100,7 @@ def _granted(grant: ContainerGrant, part: GpuAllocation) -> NodeGrant:
         namespace=grant.owner.namespace,
         pod=grant.owner.pod,
         container=grant.owner.container,
+        claim=grant.owner.claim,
         memory=part.memory,
         compute=max(grant.requested.compute, grant.current.compute),
         policy=str(grant.current.policy),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.node.metrics import CallMetrics
     from aliquot.kubernetes.node.pods import ContainerRef, NodeEvents, NodePods
     from aliquot.model import Gpu
+    from aliquot.slices.arbiter_status import Status
 
 
 class DevicePlugins:
@@ -39,6 +40,9 @@ class DevicePlugins:
 
     It can confirm the owners of grants (`grants.lifecycle.OwnerCheck`).
     """
+
+    NAME = "device plugins"
+    UNREGISTERED = "the kubelet does not follow all device plugins"
 
     def __init__(  # noqa: PLR0913 - what it works with
         self,
@@ -106,6 +110,9 @@ class DevicePlugins:
         """Wait until the kubelet has been sent all ids as they are now, if it follows them."""
         await asyncio.gather(*(plugin.wait_sent() for plugin in self._plugins))
 
+    async def keep(self, status: Status) -> None:
+        """Nothing: a container's grant is made when it starts."""
+
     # --- owners -----------------------------------------------------------------------------------
 
     async def confirm(self, name: str) -> ContainerGrant | None:
@@ -134,6 +141,11 @@ class DevicePlugins:
     def registered(self) -> bool:
         """Whether the kubelet follows all plugins."""
         return self._registrar.registered
+
+    @property
+    def problem(self) -> str:
+        """What else keeps it from work: nothing."""
+        return ""
 
     @property
     def registrations(self) -> int:

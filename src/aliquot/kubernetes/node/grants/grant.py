@@ -26,6 +26,27 @@ class SliceSettings(msgspec.Struct, frozen=True):
     priority: Priority = Priority.NORMAL
 
 
+class ResourceClaimDevice(msgspec.Struct, frozen=True):
+    """A device that a resource claim got: for which request, and on which GPU it is."""
+
+    request: str
+    pool: str
+    device: str
+    gpu: str
+    share_id: str | None = None
+
+
+class ResourceClaimRef(msgspec.Struct, frozen=True):
+    """The resource claim that a grant was made for, and when; `pods`: UIDs of those that use it."""
+
+    uid: str
+    namespace: str
+    name: str
+    made: float = 0.0
+    pods: tuple[str, ...] = ()
+    devices: tuple[ResourceClaimDevice, ...] = ()
+
+
 class ContainerGrant(msgspec.Struct, frozen=True):
     """What one container has been given.
 
@@ -45,6 +66,9 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     `copier` are bytes of its memory that its slice lacks so that its memory can leave the GPU
     (`swap`); 0: it cannot. `capabilities` are those of the driver's files that its container gets,
     as its pod says; None: all.
+
+    A grant with a `claim` is that of a resource claim, for all containers that name it. Its owner
+    is one of their pods. It ends when the kubelet or the API server says so, and not with that pod.
     """
 
     name: str
@@ -61,6 +85,7 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     cdi: bool = False
     minors: tuple[int, ...] | None = None
     copier: int = 0
+    claim: ResourceClaimRef | None = None
     capabilities: tuple[str, ...] | None = None
 
     def has(self, resource: str, ids: tuple[str, ...]) -> bool:

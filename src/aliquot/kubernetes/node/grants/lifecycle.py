@@ -146,7 +146,10 @@ def slices_of(grant: ContainerGrant) -> list[Slice]:
 
 
 class Releaser:
-    """Ends the grants of pods that have ended, and frees their GPUs."""
+    """Ends the grants of pods that have ended, and frees their GPUs.
+
+    Grants of resource claims may outlive a pod. If `has_driver`, the DRA driver ends them.
+    """
 
     def __init__(
         self,
@@ -154,8 +157,11 @@ class Releaser:
         pods: NodePods,
         arbiter: ArbiterGrants,
         owners: OwnerCheck,
+        *,
+        has_driver: bool = False,
     ) -> None:
         self._saved = saved
+        self._has_driver = has_driver
         self._pods = pods
         self._arbiter = arbiter
         self._owners = owners
@@ -186,6 +192,9 @@ class Releaser:
                 await self._arbiter.end(grant.name)
 
     def _has_ended(self, grant: ContainerGrant) -> bool:
+        if grant.claim is not None:
+            pods = grant.claim.pods
+            return not self._has_driver and all(self._pods.is_gone(uid) for uid in pods)
         if grant.owner.pod:
             return self._pods.has_ended(grant.owner)
         since = self._unknown_since.setdefault(grant.name, time.monotonic())

@@ -6,6 +6,8 @@ The kubelet fixes a pod's device ids for its life, so the agent has these rules:
   until it comes, nothing changes. Then growth takes free units of the GPU out of the counts, or is
   refused. GPUs that are planned for pods which have not started are not free.
 - A shrink frees nothing before the pod ends: the kubelet could not give it to another pod.
+- The slice of a resource claim never gets more than the claim got: kube-scheduler counts that. It
+  follows the annotations of its pod if it has a single one.
 - The agent answers every change with an event on the pod, and tries a refused change again when the
   pod's annotations change.
 """
@@ -42,6 +44,10 @@ def wanted_settings(
 ) -> SliceSettings:
     """The settings that the pod asks for now; InvalidRequestError if they are invalid."""
     annotated = settings_of(pod.object)
+    policy, priority = annotated.policy, annotated.priority
+    if grant.claim is not None:  # the claim may say it too, and the annotations come first
+        policy = policy if names.POLICY in pod.annotations else grant.requested.policy
+        priority = priority if names.PRIORITY in pod.annotations else grant.requested.priority
     if grant.kind != "sliced" and (annotated.memory or annotated.compute is not None):
         raise InvalidRequestError(
             "OnlySlices",
@@ -52,14 +58,31 @@ def wanted_settings(
     compute = requested.get(grant.owner.container, grant.requested.compute)
     if grant.kind == "sliced" and annotated.compute is not None:
         compute = annotated.compute
-    if annotated.policy is Policy.HARD and not compute:
+    if policy is Policy.HARD and not compute:
         ask_with = f"the annotation {names.COMPUTE}"
         raise hard_without_compute(grant.owner.container, grant.kind, ask_with)
     memory = grant.requested.memory
     if annotated.memory is not None:
         memory = tuple(annotated.memory.of(gpus[part.gpu].memory) for part in grant.allocated)
         _check_copier(grant, min(memory))
-    return SliceSettings(memory, compute, annotated.policy, annotated.priority)
+    settings = SliceSettings(memory, compute, policy, priority)
+    if grant.claim is not None:
+        _check_resource_claim(grant, settings)
+    return settings
+
+
+def _check_resource_claim(grant: ContainerGrant, to: SliceSettings) -> None:
+    """Raise InvalidRequestError if a resource claim's slice would get more than the claim got."""
+    got = grant.requested
+    grows = any(new > old for new, old in zip(to.memory, got.memory, strict=True))
+    if grows or to.compute > got.compute or (got.compute and not to.compute):
+        raise InvalidRequestError(
+            "ResizeRefused",
+            f"the annotations ask for {_sizes(to)} and compute: {format_share(to.compute)}, and"
+            f" {_name(grant)} got {_sizes(got)} and compute: {format_share(got.compute)}: its slice"
+            " cannot get more, nor an equal part instead of a share",
+            "Ask for less, or write another claim.",
+        )
 
 
 def _check_copier(grant: ContainerGrant, size: int) -> None:
@@ -109,6 +132,8 @@ class Resizer:
             here = grant.confirmed and grant.name in allocations.grants
             if pod is None or not pod.live or not here:
                 continue
+            if grant.claim is not None and len(grant.claim.pods) != 1:
+                continue  # no pod may change what others have
             if self._followed.get(grant.name) != (grant.owner, pod.annotations):
                 await self.follow(pod, grant.name)
                 self._followed[grant.name] = (grant.owner, pod.annotations)
@@ -197,7 +222,7 @@ def _sizes(settings: SliceSettings) -> str:
 
 
 def _name(grant: ContainerGrant) -> str:
-    return f"container {grant.owner.container!r}"
+    return grant.owner.within
 
 
 def _sentence(grant: ContainerGrant, error: Exception) -> str:

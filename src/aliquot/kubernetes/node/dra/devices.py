@@ -1,0 +1,215 @@
+"""The node's GPUs as devices of ResourceSlices. Pure.
+
+Each GPU is one whole device, one shared device for each share, and one sliceable device that many
+claims can have a part of. A counter of the GPU makes the three kinds exclude each other: it has as
+many parts as the GPU has shares. A shared device takes one, the others take all, and the sliceable
+device takes them once, however many claims have a part of it.
+
+Names have the GPU's UUID, because a claim outlives a reboot, and the driver may number its GPUs
+anew. All devices of a node are one pool of the node's name. Its counters are in slices of their
+own, as Kubernetes asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aliquot.kubernetes.api.dra import DRIVER
+from aliquot.kubernetes.api.names import CORE_UNITS, GROUP, MEMORY_UNIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from aliquot.devices.device_location import DeviceLocation
+    from aliquot.kubernetes.api.plan import Kind
+    from aliquot.kubernetes.node.grants.allocations import HostGpu
+    from aliquot.model import Gpu
+
+Json = dict[str, Any]
+
+MEMORY, COMPUTE = "memory", "compute"  # capacities
+# Taints: no new claim gets a device that has one. Claims that have it keep it.
+UNHEALTHY = f"{GROUP}/unhealthy"
+UNAVAILABLE = f"{GROUP}/unavailable"  # the agent can make no grants now
+OCCUPIED = f"{GROUP}/occupied"  # by containers that got the GPU without a claim
+
+MOST_DEVICES = 64  # of a slice whose devices take counters
+MOST_COUNTER_SETS = 8  # of a slice
+LONGEST_TEXT = 64  # of an attribute
+_PARTS = "parts"
+_BY_SWITCH = ("NV", "PIX", "PXB")  # kinds of links between GPUs that no CPU is on the way of
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGpu:
+    """A GPU, what the driver said of it if it is there, and the keys of its taints."""
+
+    host: HostGpu
+    gpu: Gpu | None = None
+    location: DeviceLocation | None = None
+    taints: tuple[str, ...] = ()
+
+
+def device_name(uuid: str, kind: Kind, number: int = 0) -> str:
+    """The device of a GPU; `number` tells shared ones apart."""
+    return f"{uuid.lower()}-{kind}" + (f"-{number}" if kind == "shared" else "")
+
+
+def device_names(uuid: str, shares: int) -> list[str]:
+    """All devices of a GPU."""
+    shared = (device_name(uuid, "shared", number) for number in range(shares))
+    return [device_name(uuid, "whole"), *shared, device_name(uuid, "sliced")]
+
+
+def parse_device(name: str, uuids: Iterable[str]) -> tuple[str, Kind] | None:
+    """The GPU and the kind of a device; None if it is none of these GPUs'."""
+    for uuid in uuids:
+        prefix = f"{uuid.lower()}-"
+        if name.startswith(prefix):
+            kind, _, number = name.removeprefix(prefix).partition("-")
+            if kind == "shared" and number.isdecimal():
+                return uuid, "shared"
+            if kind == "whole" and not number:
+                return uuid, "whole"
+            if kind == "sliced" and not number:
+                return uuid, "sliced"
+    return None
+
+
+def specs_of(
+    node: str, gpus: Sequence[DeviceGpu], shares: int, driver_version: str = ""
+) -> list[Json]:
+    """The specs of the node's ResourceSlices, without the generation of their pool."""
+    groups = _link_groups(gpus)
+    devices = [
+        device
+        for one in gpus
+        for device in _devices(one, shares, groups.get(one.host.index), driver_version)
+    ]
+    sets = [_counter_set(one.host.uuid, shares) for one in gpus]
+    parts: list[Json] = [
+        *({"sharedCounters": some} for some in _chunks(sets, MOST_COUNTER_SETS)),
+        *({"devices": some} for some in _chunks(devices, MOST_DEVICES)),
+    ]
+    pool = {"name": node, "resourceSliceCount": len(parts)}
+    return [{"driver": DRIVER, "nodeName": node, "pool": pool, **part} for part in parts]
+
+
+def digest_of(spec: Json) -> str:
+    """A text that differs for slices that differ, by which a written one is recognized."""
+    text = json.dumps(spec, sort_keys=True).encode()
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def memory_units(gpu_bytes: int) -> int:
+    """What all slices of a GPU can have together: its memory, rounded down to whole units."""
+    return gpu_bytes // MEMORY_UNIT * MEMORY_UNIT
+
+
+def _chunks(every: list[Json], most: int) -> Iterator[list[Json]]:
+    for at in range(0, len(every), most):
+        yield every[at : at + most]
+
+
+def _counter_set(uuid: str, shares: int) -> Json:
+    return {"name": uuid.lower(), "counters": {_PARTS: {"value": str(shares)}}}
+
+
+def _devices(one: DeviceGpu, shares: int, group: int | None, driver_version: str) -> Iterator[Json]:
+    memory = one.host.memory
+    common = _attributes(one, group, driver_version)
+    yield _device(one, "whole", 0, common, {MEMORY: _amount(memory)}, shares)
+    for number in range(shares):
+        capacity = {MEMORY: _amount(memory // shares)}
+        yield _device(one, "shared", number, common, capacity, 1)
+    if memory_units(memory) < 2 * MEMORY_UNIT:  # a step and a least amount must fit
+        return
+    whole = str(memory_units(memory))
+    step = str(MEMORY_UNIT)
+    capacity = {
+        MEMORY: {
+            "value": whole,
+            "requestPolicy": {"default": whole, "validRange": {"min": step, "step": step}},
+        },
+        COMPUTE: {
+            "value": str(CORE_UNITS),
+            "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "1"}},
+        },
+    }
+    sliced = _device(one, "sliced", 0, common, capacity, shares)
+    yield {**sliced, "allowMultipleAllocations": True}
+
+
+def _device(  # noqa: PLR0913, PLR0917 - what a device has
+    one: DeviceGpu, kind: Kind, number: int, common: Json, capacity: Json, parts: int
+) -> Json:
+    uuid = one.host.uuid
+    device: Json = {
+        "name": device_name(uuid, kind, number),
+        "attributes": {"kind": {"string": kind}, **common},
+        "capacity": capacity,
+        "consumesCounters": [
+            {"counterSet": uuid.lower(), "counters": {_PARTS: {"value": str(parts)}}}
+        ],
+    }
+    if one.taints:
+        device["taints"] = [{"key": key, "effect": "NoSchedule"} for key in one.taints]
+    return device
+
+
+def _amount(value: int) -> Json:
+    return {"value": str(value)}
+
+
+def _attributes(one: DeviceGpu, group: int | None, driver_version: str) -> Json:
+    """What claims can select by, and ask to be the same or different."""
+    found: Json = {"uuid": {"string": one.host.uuid}, "index": {"int": one.host.index}}
+    if one.gpu is not None:
+        found["model"] = {"string": one.gpu.model[:LONGEST_TEXT]}
+        if one.gpu.strength:
+            found["strength"] = {"int": round(one.gpu.strength)}
+    if group is not None:
+        found["neighbours"] = {"int": group}
+    if one.location is not None and one.location.numa is not None:
+        found["numa"] = {"int": one.location.numa}
+    if version := semantic_version(driver_version):
+        found["driverVersion"] = {"version": version}
+    return found
+
+
+def semantic_version(version: str) -> str:
+    """A driver's version as Kubernetes compares it: 580.159.4 of 580.159.04; empty if invalid."""
+    numbers = version.split(".")
+    if not 1 <= len(numbers) <= 3 or not all(one.isascii() and one.isdecimal() for one in numbers):
+        return ""
+    return ".".join(str(int(one)) for one in [*numbers, "0", "0"][:3])
+
+
+def _link_groups(gpus: Sequence[DeviceGpu]) -> Mapping[int, int]:
+    """By index: the lowest index of the GPUs that are linked to this one past all CPUs.
+
+    A GPU without such a link is in no group, and no claim gets it as a neighbour.
+    """
+    groups: dict[int, int] = {}
+    known = {one.host.index for one in gpus}
+    linked = {
+        one.host.index: [
+            link.index
+            for link in (one.gpu.links if one.gpu else ())
+            if link.kind.startswith(_BY_SWITCH) and link.index in known
+        ]
+        for one in gpus
+    }
+    for index, neighbours in sorted(linked.items()):
+        if index in groups or not neighbours:
+            continue
+        waiting = [index]
+        while waiting:
+            now = waiting.pop()
+            if now not in groups:
+                groups[now] = index
+                waiting += linked.get(now, [])
+    return groups
