@@ -33,6 +33,7 @@ from aliquot.cli.options import (
     Alone,
     ApartFrom,
     Format,
+    IsolationOption,
     Json,
     Label,
     MinStrength,
@@ -64,7 +65,7 @@ from aliquot.model.errors import (
     OutputError,
     WaitTimeoutError,
 )
-from aliquot.model.grant import OVERCOMMIT_MOST, Admission, Policy, Priority, Unjoined
+from aliquot.model.grant import OVERCOMMIT_MOST, Admission, Isolation, Policy, Priority, Unjoined
 from aliquot.model.units import EQUAL
 from aliquot.slices import silence
 
@@ -293,6 +294,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     swap: Swap = None,
     park_after: ParkAfter = None,
     spill: Spill = None,
+    isolation: IsolationOption = Isolation.SOFT,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -352,6 +354,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         swap=swap,
         park_after=read_park_after(park_after),
         spill=read_spill(spill),
+        isolation=isolation,
     )
     if dry_run:
         preview_run(

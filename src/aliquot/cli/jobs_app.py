@@ -13,6 +13,7 @@ from aliquot.cli.options import (
     Alone,
     ApartFrom,
     Format,
+    IsolationOption,
     Label,
     MinStrength,
     Model,
@@ -29,7 +30,7 @@ from aliquot.cli.options import (
     read_selection,
     read_spill,
 )
-from aliquot.model.grant import Policy, Priority
+from aliquot.model.grant import Isolation, Policy, Priority
 from aliquot.model.units import EQUAL
 
 Simulate = Annotated[
@@ -215,6 +216,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     swap: Swap = None,
     park_after: ParkAfter = None,
     spill: Spill = None,
+    isolation: IsolationOption = Isolation.SOFT,
     follow: Annotated[
         bool,
         typer.Option(
@@ -255,6 +257,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         swap=swap,
         park_after=read_park_after(park_after),
         spill=read_spill(spill),
+        isolation=isolation,
     )
     job = Job(
         number=0,

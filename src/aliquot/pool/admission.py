@@ -163,6 +163,7 @@ class RunAdmission:
                     swap=bool(run.request.swap),
                     park_after=run.request.park_after,
                     spill=run.request.spill,
+                    isolation=run.request.isolation,
                     owner=run.owner.uid,
                     pid=run.pid,
                     started=run.started,

@@ -176,6 +176,7 @@ def _make(state: Path, request: Request, name: str, *, kept: bool, pid: int | No
         swap=bool(request.swap),
         park_after=request.park_after,
         spill=request.spill,
+        isolation=request.isolation,
     )
     chosen = {gpu.uuid for gpu in gpus}
     return NewGrant(name, marked, tuple(one for one in status.gpus if one.gpu.uuid in chosen))
