@@ -653,6 +653,7 @@ def limits(
         "sudo aliquot arbiter --admission pool",
         "sudo aliquot arbiter --host-memory 64GiB",
         "sudo aliquot arbiter --overcommit 1.5",
+        "sudo aliquot arbiter --mps none",
         "aliquot arbiter --simulate h100:8",
     )
 )
@@ -701,6 +702,15 @@ def arbiter(  # noqa: PLR0913, PLR0917 - its options
             "(--swap). Above 1 they take turns with it.",
         ),
     ] = None,
+    mps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPUS",
+            show_default="all",
+            help="The GPUs whose slices may be of --isolation mps: all, none, or UUIDs separated "
+            "by commas.",
+        ),
+    ] = None,
 ) -> None:
     """Run the arbiter of this machine in the foreground.
 
@@ -710,7 +720,7 @@ def arbiter(  # noqa: PLR0913, PLR0917 - its options
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
     from aliquot.slices.arbiter_process import ArbiterSettings  # noqa: PLC0415
 
-    asked = ArbiterSettings(users, unjoined, admission, overcommit=overcommit)
+    asked = ArbiterSettings(users, unjoined, admission, overcommit=overcommit, mps=mps)
     serve(simulate, asked, host_memory)
 
 

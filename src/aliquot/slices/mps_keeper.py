@@ -119,8 +119,15 @@ class Keeper:
         while (pid := self._daemon_pid()) is not None and time.monotonic() < deadline:
             time.sleep(_SOON_SECONDS)
         if pid is not None:
+            self.kill_daemon()
+
+    def kill_daemon(self) -> None:
+        """Kill the daemon, if it lives."""
+        if (pid := self._daemon_pid()) is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if self._daemon is not None:
+            self._daemon.wait()
 
     # --- observe ---
 

@@ -76,6 +76,7 @@ def step(
     state: ServerState, seen: Observation, now: float
 ) -> tuple[ServerState, tuple[Action, ...]]:
     """The next state, and what to do on the way to it."""
+    seen = replace(seen, clients=seen.clients - seen.gone)
     unwanted = now if state.unwanted_since is None else state.unwanted_since
     state = replace(
         state,

@@ -1,0 +1,172 @@
+"""Grants of --isolation mps on a simulated machine: their server starts, fails and ends."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot import slices
+from aliquot.devices import Driver, parse_shape
+from aliquot.model.errors import MpsError
+from aliquot.slices import mps, mps_control, mps_keeper, procfs
+from aliquot.slices.mps import ServerFolder
+from aliquot.slices.mps_control import Control
+from aliquot.slices.mps_state import Client, Phase
+from support import uuid_of
+
+GPU = uuid_of(0)
+LOADS = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def folder(short_tmp: Path) -> ServerFolder:
+    found = ServerFolder(short_tmp / "mps" / GPU, GPU)
+    found.path.parent.mkdir()
+    mps.make_folder(found, simulated=True)
+    return found
+
+
+@pytest.fixture
+def driver(short_tmp: Path) -> Driver:
+    shape = parse_shape("h100:1")
+    return slices.StateDirectory(short_tmp, shape).driver()
+
+
+@pytest.fixture
+def control(folder: ServerFolder, driver: Driver) -> Control:
+    return folder.control(mps_control.control_program(driver))
+
+
+@pytest.fixture
+def wanted() -> list[bool]:
+    return [True]
+
+
+@pytest.fixture
+def keeper(
+    folder: ServerFolder, control: Control, wanted: list[bool]
+) -> Iterator[mps_keeper.Keeper]:
+    made = mps_keeper.Keeper(folder, control, lambda: wanted[0])
+    made.begin()
+    made.wait_for_start()
+    yield made
+    made.quit()
+
+
+@pytest.fixture
+def client(control: Control, driver: Driver) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADS, str(driver.cuda)],
+        env={**os.environ, **driver.variables, **control.variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def phase(folder: ServerFolder) -> Phase:
+    return Phase(folder.record()["phase"])
+
+
+def test_the_directories_of_a_server_are_its_users_alone(folder: ServerFolder) -> None:
+    for path in (folder.path, folder.path / "pipe", folder.path / "log"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_fault_ends_all_and_new_clients_wait_for_the_old_ones(
+    folder: ServerFolder,
+    control: Control,
+    keeper: mps_keeper.Keeper,
+    client: subprocess.Popen[bytes],
+) -> None:
+    keeper.look()
+    assert folder.record()["clients"] == [client.pid]
+    control.ask("simulate_fault")
+    keeper.look()
+    record = folder.record()
+    assert (phase(folder), record["old"]) == (Phase.DRAINING, [client.pid])
+    assert "ends the GPU work of all clients" in record["why"]
+    keeper.look()
+    assert phase(folder) is Phase.DRAINING
+    client.kill()
+    client.wait()
+    keeper.look()
+    keeper.wait_for_start()
+    assert phase(folder) is Phase.READY
+
+
+def test_a_server_is_started_again_when_its_daemon_died(
+    folder: ServerFolder, control: Control, keeper: mps_keeper.Keeper
+) -> None:
+    server = control.servers()[0]
+    keeper.kill_daemon()
+    keeper.look()
+    assert "control daemon ended" in folder.record()["why"]
+    keeper.look()
+    keeper.wait_for_start()
+    assert phase(folder) is Phase.READY
+    assert control.servers() != [server]
+    assert procfs.started_at(server) is None
+
+
+def test_a_killed_keepers_daemon_is_adopted(
+    folder: ServerFolder, control: Control, keeper: mps_keeper.Keeper
+) -> None:
+    server = control.servers()
+    second = mps_keeper.Keeper(folder, control, lambda: True)
+    second.begin()
+    second.wait_for_start()
+    assert control.servers() == server
+    assert keeper.state.server == second.state.server
+
+
+def test_a_client_is_told_in_its_standard_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            stderr=errors,
+        )
+    started = procfs.started_at(process.pid)
+    assert started is not None
+    mps_keeper.tell(Client(process.pid, started), GPU, "a client failed")
+    mps_keeper.tell(Client(process.pid, started + 1), GPU, "this is for another process")
+    process.communicate()
+    assert log.read_text() == f"aliquot: the MPS server of {GPU}: a client failed\n"
+
+
+def test_a_client_is_terminated_before_it_is_killed(
+    driver: Driver,
+    control: Control,
+    keeper: mps_keeper.Keeper,
+    client: subprocess.Popen[bytes],
+) -> None:
+    keeper.look()
+    mps.end_clients([os.getpid(), client.pid], driver)
+    assert control.ask("terminated") == str(client.pid)
+
+
+@pytest.mark.parametrize("program", [["/nonexistent"], ["/bin/false"]])
+def test_a_daemon_that_cannot_be_started_is_an_error_with_the_reason(
+    folder: ServerFolder, program: list[str]
+) -> None:
+    keeper = mps_keeper.Keeper(folder, folder.control(program), lambda: True)
+    with pytest.raises(MpsError):
+        keeper.begin()
+
+
+def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    folder = ServerFolder(tmp_path / ("x" * 100) / GPU, GPU)
+    with pytest.raises(MpsError, match="too long"):
+        mps.make_folder(folder, simulated=False)
