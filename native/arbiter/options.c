@@ -24,7 +24,8 @@ static const char usage[] =
 	"                     of each GPU's memory, that slices may have together whose memory can "
 	"leave:\n"
 	"                     above 100 (the default) they take turns with it\n"
-	"  --mps GPUS         the GPUs whose slices may be clients of an MPS server: all (the default), "
+	"  --mps GPUS         the GPUs whose slices may be clients of an MPS server: all (the "
+	"default), "
 	"none,\n"
 	"                     or UUIDs separated by commas\n"
 	"  --users FILE       limits of users, lines of: user NAME memory 40GiB compute 50 grants 4\n"
@@ -93,9 +94,8 @@ int options_parse(int argc, char **argv, struct options *out)
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
 		             !strcmp(option, "--cuda") || !strcmp(option, "--host-memory") ||
 		             !strcmp(option, "--overcommit") || !strcmp(option, "--users") ||
-		             !strcmp(option, "--mps") ||
-		             !strcmp(option, "--linger") || !strcmp(option, "--unjoined") ||
-		             !strcmp(option, "--admission");
+		             !strcmp(option, "--mps") || !strcmp(option, "--linger") ||
+		             !strcmp(option, "--unjoined") || !strcmp(option, "--admission");
 		if (!known)
 			return usage_error("unknown option ", option);
 		if (++i == argc)

@@ -54,6 +54,8 @@ void turns_remove(struct contender *contender)
 	while (contender->workers)
 		turns_leave(contender, contender->workers);
 	contender_leave_window(contender);
+	if (turns->measured == contender)
+		turns_forget_measured(turns, turns->looked_at);
 	remove_from(contender, list_of(contender));
 	struct contender *before = contender;
 	while (before->joint != contender)
@@ -95,7 +97,8 @@ static void restore_tokens(struct contender *contender)
 static bool is_same(const struct turns_settings *one, const struct turns_settings *other)
 {
 	return one->percent == other->percent && one->policy == other->policy &&
-	       one->priority == other->priority && one->grant_state == other->grant_state;
+	       one->priority == other->priority && one->grant_state == other->grant_state &&
+	       one->mps == other->mps;
 }
 
 void turns_change(struct contender *contender, const struct turns_settings *settings, uint64_t now)
@@ -107,6 +110,8 @@ void turns_change(struct contender *contender, const struct turns_settings *sett
 	if (contender->state == CONTENDER_HOLDS && contender->settings.priority != settings->priority)
 		contender_end_window(contender->turns->holder, false, now);
 	contender->settings = *settings;
+	if (contender->turns->measured == contender)
+		turns_forget_measured(contender->turns, now);
 	if (list_of(contender) != before) {
 		remove_from(contender, before);
 		insert(contender);
@@ -126,6 +131,7 @@ void turns_enter(struct contender *contender, struct worker *worker,
 {
 	worker->next = contender->workers;
 	contender->workers = worker;
+	contender->measured_ns = 0; /* nothing is known of what it will do */
 	work_connect(worker, work, credit, now);
 	begin_worker(contender, worker);
 }

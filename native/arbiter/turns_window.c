@@ -57,6 +57,12 @@ void contender_give(struct contender *contender, uint64_t now)
 	}
 }
 
+void contender_hold_back(struct contender *contender)
+{
+	EACH_WORKER (worker, contender)
+		work_hold_back(worker);
+}
+
 void contender_open_gates(struct contender *contender)
 {
 	EACH_WORKER (worker, contender) {
@@ -159,7 +165,8 @@ static void begin_to_hold(struct contender *contender, uint64_t now)
 
 void contender_begin_window(struct contender *contender, uint64_t now)
 {
-	contender->window_ns = window_of(contender);
+	bool is_measured = contender->turns->measured == contender;
+	contender->window_ns = is_measured ? contender_measure_ns(contender) : window_of(contender);
 	contender->turns->holder = contender;
 	begin_to_hold(contender, now);
 	if (!contender->called)
@@ -210,6 +217,9 @@ static void finish_drain(struct contender *contender, uint64_t now)
 /* Whether its work takes so much longer than estimated that it may wait for another of its group. */
 static bool needs_help(const struct contender *contender, uint64_t now)
 {
+	/* No kernel of a client waits for another's. */
+	if (contender->settings.mps)
+		return false;
 	return now - contender->alone_at > (contender->in_hand_ns + HELP_NS) << contender->helps;
 }
 

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -130,20 +131,52 @@ def test_a_killed_keepers_daemon_is_adopted(
     assert keeper.state.server == second.state.server
 
 
-def test_a_client_is_told_in_its_standard_error(tmp_path: Path) -> None:
+SAYS = """
+import sys
+sys.stderr.write("before\\n"); sys.stderr.flush()
+print(flush=True)
+sys.stdin.read()
+sys.stderr.write("after\\n")
+"""
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_a_client_is_told_in_its_standard_error(tmp_path: Path, mode: str) -> None:
     log = tmp_path / "log"
-    with log.open("w") as errors:
+    with log.open(mode) as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stdin.read()"],
+            [sys.executable, "-c", SAYS],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=errors,
         )
+    assert process.stdout is not None
+    process.stdout.readline()
     started = procfs.started_at(process.pid)
     assert started is not None
     mps_keeper.tell(Client(process.pid, started), GPU, "a client failed")
     mps_keeper.tell(Client(process.pid, started + 1), GPU, "this is for another process")
     process.communicate()
-    assert log.read_text() == f"aliquot: the MPS server of {GPU}: a client failed\n"
+    told = f"aliquot: the MPS server of {GPU}: a client failed"
+    assert log.read_text().splitlines() == ["before", told, "after"]
+
+
+def test_a_client_whose_pipe_nobody_reads_keeps_nobody_waiting() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(1 << 16))
+    os.set_blocking(writing, True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=writing
+    )
+    started = procfs.started_at(process.pid)
+    assert started is not None
+    mps_keeper.tell(Client(process.pid, started), GPU, "a client failed")
+    process.communicate(b"\n")
+    os.close(reading)
+    os.close(writing)
 
 
 def test_a_client_is_terminated_before_it_is_killed(

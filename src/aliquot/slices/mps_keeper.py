@@ -6,8 +6,7 @@ It returns when the server accepts clients, and goes on in the background; or it
 server does not start. It looks once a second. `mps_state` decides; this process observes and acts:
 
 - It writes `record.json`, by which `mps.join` knows whether the server accepts clients.
-- It tells a client why its GPU work ended by a line in that program's standard error, if that is a
-  terminal or a file.
+- It tells each client why its GPU work ended by a line in that program's standard error.
 - A daemon that is there already, as after a killed keeper, is adopted.
 
 It runs with the rights of the user whose grants the clients have.
@@ -15,6 +14,7 @@ It runs with the rights of the user whose grants the clients have.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 PERIOD_SECONDS = 1.0
 _SOON_SECONDS = 0.05  # while it starts
 _QUIT_SECONDS = 10.0
+_PIDFD_GETFD = 438
+_libc = ctypes.CDLL(None, use_errno=True)
 _PID_FILE = "nvidia-cuda-mps-control.pid"
 
 
@@ -226,19 +228,47 @@ def _alive(pids: list[int]) -> frozenset[Client]:
 
 
 def tell(client: Client, gpu: str, why: str) -> None:
-    """Say in a program's standard error why its GPU work ended, if that is a terminal or a file."""
+    """Say in a program's standard error why its GPU work ended: on a terminal, in a file or a pipe.
+
+    It never waits, and what a file has already stays: a line that cannot be added is left out.
+    """
     with suppress(OSError):
-        path = f"/proc/{client.pid}/fd/2"
-        mode = Path(path).stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
-            return
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        handle = os.open(path, flags)
+        process = os.pidfd_open(client.pid)
         try:
-            if procfs.started_at(client.pid) == client.started:
-                os.write(handle, f"aliquot: the MPS server of {gpu}: {why}\n".encode())
+            handle = _standard_error(client.pid, process)
+            try:
+                if procfs.started_at(client.pid) == client.started:
+                    os.write(handle, f"aliquot: the MPS server of {gpu}: {why}\n".encode())
+            finally:
+                os.close(handle)
         finally:
-            os.close(handle)
+            os.close(process)
+
+
+def _standard_error(pid: int, process: int) -> int:
+    """A descriptor that adds to a process's standard error; OSError if there is none."""
+    path = Path(f"/proc/{pid}/fd/2")
+    mode = path.stat().st_mode
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        return os.open(path, flags)
+    if not stat.S_ISREG(mode):
+        raise OSError("its standard error takes no line of another process")
+    # Its own place in the file, or else it would overwrite the line with its next one.
+    shared = int(_libc.syscall(_PIDFD_GETFD, process, 2, 0))
+    if shared >= 0:
+        return shared
+    if not _appends(pid):
+        raise OSError("it does not append to its standard error")
+    return os.open(path, flags)
+
+
+def _appends(pid: int) -> bool:
+    for line in Path(f"/proc/{pid}/fdinfo/2").read_text("ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "flags":
+            return bool(int(value, 8) & os.O_APPEND)
+    return False
 
 
 def wants_server(state: StateDirectory, gpu: str) -> Callable[[], bool]:
