@@ -1,7 +1,7 @@
 /* Grants whose programs are clients of an MPS server of NVIDIA's, which runs the kernels of several
  * processes at the same time.
  *
- * The arbiter starts no server: a keeper does, a process of the grant's user (slices/mps_keeper.py). There
+ * The arbiter starts no server: a watcher does, a process of the grant's user (slices/mps_watcher.py). There
  * is one server for each GPU and user, so programs of different users never share one. The arbiter knows
  * which grants are for clients, and this is all that depends on it: the driver can neither freeze such a
  * program nor move its memory, so the grant stays active; and what its contexts take is not taken for

@@ -15,10 +15,10 @@ import pytest
 from aliquot import slices
 from aliquot.devices import Driver, parse_shape
 from aliquot.model.errors import MpsError
-from aliquot.slices import mps, mps_control, mps_keeper, procfs
+from aliquot.slices import mps, mps_control, mps_watcher, procfs
 from aliquot.slices.mps import ServerFolder
 from aliquot.slices.mps_control import Control
-from aliquot.slices.mps_state import Client, Phase
+from aliquot.slices.mps_state import MpsClient, MpsPhase
 from support import uuid_of
 
 GPU = uuid_of(0)
@@ -50,10 +50,10 @@ def wanted() -> list[bool]:
 
 
 @pytest.fixture
-def keeper(
+def watcher(
     folder: ServerFolder, control: Control, wanted: list[bool]
-) -> Iterator[mps_keeper.Keeper]:
-    made = mps_keeper.Keeper(folder, control, lambda: wanted[0])
+) -> Iterator[mps_watcher.Watcher]:
+    made = mps_watcher.Watcher(folder, control, lambda: wanted[0])
     made.begin()
     made.wait_for_start()
     yield made
@@ -75,8 +75,8 @@ def client(control: Control, driver: Driver) -> Iterator[subprocess.Popen[bytes]
     process.communicate()
 
 
-def phase(folder: ServerFolder) -> Phase:
-    return Phase(folder.record()["phase"])
+def phase(folder: ServerFolder) -> MpsPhase:
+    return MpsPhase(folder.record()["phase"])
 
 
 def test_the_directories_of_a_server_are_its_users_alone(folder: ServerFolder) -> None:
@@ -87,48 +87,48 @@ def test_the_directories_of_a_server_are_its_users_alone(folder: ServerFolder) -
 def test_a_fault_ends_all_and_new_clients_wait_for_the_old_ones(
     folder: ServerFolder,
     control: Control,
-    keeper: mps_keeper.Keeper,
+    watcher: mps_watcher.Watcher,
     client: subprocess.Popen[bytes],
 ) -> None:
-    keeper.look()
+    watcher.look()
     assert folder.record()["clients"] == [client.pid]
     control.ask("simulate_fault")
-    keeper.look()
+    watcher.look()
     record = folder.record()
-    assert (phase(folder), record["old"]) == (Phase.DRAINING, [client.pid])
+    assert (phase(folder), record["old"]) == (MpsPhase.DRAINING, [client.pid])
     assert "ends the GPU work of all clients" in record["why"]
-    keeper.look()
-    assert phase(folder) is Phase.DRAINING
+    watcher.look()
+    assert phase(folder) is MpsPhase.DRAINING
     client.kill()
     client.wait()
-    keeper.look()
-    keeper.wait_for_start()
-    assert phase(folder) is Phase.READY
+    watcher.look()
+    watcher.wait_for_start()
+    assert phase(folder) is MpsPhase.READY
 
 
 def test_a_server_is_started_again_when_its_daemon_died(
-    folder: ServerFolder, control: Control, keeper: mps_keeper.Keeper
+    folder: ServerFolder, control: Control, watcher: mps_watcher.Watcher
 ) -> None:
     server = control.servers()[0]
-    keeper.kill_daemon()
-    keeper.look()
+    watcher.kill_daemon()
+    watcher.look()
     assert "control daemon ended" in folder.record()["why"]
-    keeper.look()
-    keeper.wait_for_start()
-    assert phase(folder) is Phase.READY
+    watcher.look()
+    watcher.wait_for_start()
+    assert phase(folder) is MpsPhase.READY
     assert control.servers() != [server]
     assert procfs.started_at(server) is None
 
 
-def test_a_killed_keepers_daemon_is_adopted(
-    folder: ServerFolder, control: Control, keeper: mps_keeper.Keeper
+def test_a_killed_watchers_daemon_is_adopted(
+    folder: ServerFolder, control: Control, watcher: mps_watcher.Watcher
 ) -> None:
     server = control.servers()
-    second = mps_keeper.Keeper(folder, control, lambda: True)
+    second = mps_watcher.Watcher(folder, control, lambda: True)
     second.begin()
     second.wait_for_start()
     assert control.servers() == server
-    assert keeper.state.server == second.state.server
+    assert watcher.state.server == second.state.server
 
 
 SAYS = """
@@ -154,8 +154,8 @@ def test_a_client_is_told_in_its_standard_error(tmp_path: Path, mode: str) -> No
     process.stdout.readline()
     started = procfs.started_at(process.pid)
     assert started is not None
-    mps_keeper.tell(Client(process.pid, started), GPU, "a client failed")
-    mps_keeper.tell(Client(process.pid, started + 1), GPU, "this is for another process")
+    mps_watcher.tell(MpsClient(process.pid, started), GPU, "a client failed")
+    mps_watcher.tell(MpsClient(process.pid, started + 1), GPU, "this is for another process")
     process.communicate()
     told = f"aliquot: the MPS server of {GPU}: a client failed"
     assert log.read_text().splitlines() == ["before", told, "after"]
@@ -173,7 +173,7 @@ def test_a_client_whose_pipe_nobody_reads_keeps_nobody_waiting() -> None:
     )
     started = procfs.started_at(process.pid)
     assert started is not None
-    mps_keeper.tell(Client(process.pid, started), GPU, "a client failed")
+    mps_watcher.tell(MpsClient(process.pid, started), GPU, "a client failed")
     process.communicate(b"\n")
     os.close(reading)
     os.close(writing)
@@ -182,10 +182,10 @@ def test_a_client_whose_pipe_nobody_reads_keeps_nobody_waiting() -> None:
 def test_a_client_is_terminated_before_it_is_killed(
     driver: Driver,
     control: Control,
-    keeper: mps_keeper.Keeper,
+    watcher: mps_watcher.Watcher,
     client: subprocess.Popen[bytes],
 ) -> None:
-    keeper.look()
+    watcher.look()
     mps.end_clients([os.getpid(), client.pid], driver)
     assert control.ask("terminated") == str(client.pid)
 
@@ -194,9 +194,9 @@ def test_a_client_is_terminated_before_it_is_killed(
 def test_a_daemon_that_cannot_be_started_is_an_error_with_the_reason(
     folder: ServerFolder, program: list[str]
 ) -> None:
-    keeper = mps_keeper.Keeper(folder, folder.control(program), lambda: True)
+    watcher = mps_watcher.Watcher(folder, folder.control(program), lambda: True)
     with pytest.raises(MpsError):
-        keeper.begin()
+        watcher.begin()
 
 
 def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from aliquot.pool.processes import python_module
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aliquot.pool.supervisor import Rights
+    from aliquot.pool.account import Account, Surroundings
 
 _START_SECONDS = 90.0
 
@@ -30,7 +30,7 @@ class ServerError(Exception):
         self.message = message
 
 
-def join_server(launch: dict[str, Any], rights: Rights) -> None:
+def join_server(launch: dict[str, Any], account: Account | None, inherited: Surroundings) -> None:
     """Add to the command's environment what makes it a client, if the job asks for that."""
     wanted = launch.get("mps")
     if wanted is None:
@@ -38,7 +38,6 @@ def join_server(launch: dict[str, Any], rights: Rights) -> None:
     if wanted["gpu"] is None:
         raise ServerError("its grant has no GPU")
     simulate = [] if wanted["simulate"] is None else ["--simulate", wanted["simulate"]]
-    account, inherited = rights.account, rights.inherited
     try:
         done = subprocess.run(
             python_module("aliquot.slices.mps", launch["state"], wanted["gpu"], *simulate),

@@ -67,7 +67,8 @@ def main(folder: Path) -> None:
     group = _make_cgroup(folder, launch)
     try:
         with _rights(launch, umask) as rights:
-            clients.join_server(launch, rights)  # its keeper is no child of this process
+            # Before this process becomes a subreaper: the server's watcher outlives it.
+            clients.join_server(launch, rights.account, rights.inherited)
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             outcome = _run(folder, launch, rights, group)
     except (AccountError, clients.ServerError) as error:

@@ -196,7 +196,7 @@ class LocalWorkers:
                     self._runtime.state,
                     _plain_name(job, slot),
                     parts,
-                    together=_group(job),
+                    together=_group(job) if asked.isolation is Isolation.SOFT else None,
                     neighbours=asked.neighbours if knows else None,
                     swap=bool(asked.swap),
                     park_after=asked.park_after,

@@ -1,12 +1,12 @@
 """MPS servers for the grants of this user: joining one, ending a client, and what went wrong.
 
-There is one server for each GPU and user, so programs of different users never share one. A keeper
-(`mps_keeper`) starts, watches and ends it. The folder of a server, which only its user can enter:
+There is one server for each GPU and user, so programs of different users never share one. A watcher
+(`mps_watcher`) starts, watches and ends it. The folder of a server, which only its user can enter:
 
     pipe/, log/   of NVIDIA's daemon: what clients get as CUDA_MPS_PIPE_DIRECTORY, and its logs
-    record.json   what the keeper last saw, and failures with the clients that they hit
-    keeper        locked by the keeper while it lives
-    join          locked by who joins, and by the keeper while it decides to end
+    record.json   what the watcher last saw, and failures with the clients that they hit
+    watcher        locked by the watcher while it lives
+    join          locked by who joins, and by the watcher while it decides to end
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aliquot.devices import parse_shape
 from aliquot.model.errors import AliquotError, MpsError
 from aliquot.slices import state_directory
 from aliquot.slices.mps_control import PIPES, Control, control_program
-from aliquot.slices.mps_state import Phase
+from aliquot.slices.mps_state import MpsPhase
 from aliquot.slices.state_directory import StateDirectory
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from aliquot.devices import Driver
 
-RECORD, KEEPER, JOIN, KEEPER_LOG = "record.json", "keeper", "join", "keeper.log"
+RECORD, WATCHER, JOIN, WATCHER_LOG = "record.json", "watcher", "join", "watcher.log"
 INSTEAD = "Or use --isolation soft."
 
 _LONGEST_SOCKET = 107 - len("/control_privileged")
@@ -55,16 +55,16 @@ class ServerFolder:
         return Control(program, self.path / "pipe", self.path / "log")
 
     def record(self) -> dict[str, Any]:
-        """What the keeper has written; empty if there was none."""
+        """What the watcher has written; empty if there was none."""
         try:
             return dict(json.loads((self.path / RECORD).read_text("utf-8")))
         except (OSError, ValueError, TypeError):
             return {}
 
-    def is_kept(self) -> bool:
-        """Whether its keeper lives."""
+    def is_watched(self) -> bool:
+        """Whether its watcher lives."""
         try:
-            with locked(self.path / KEEPER, wait=False):
+            with locked(self.path / WATCHER, wait=False):
                 return False
         except BlockingIOError:
             return True
@@ -133,10 +133,10 @@ def join(state: StateDirectory, driver: Driver, gpu: str) -> dict[str, str]:
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         with locked(folder.path / JOIN):
-            if not folder.is_kept():
-                _start_keeper(state, folder)
+            if not folder.is_watched():
+                _start_watcher(state, folder)
             record = folder.record()
-            if record.get("phase") == Phase.READY:
+            if record.get("phase") == MpsPhase.READY:
                 return control.variables
         if time.monotonic() > deadline:
             raise MpsError(
@@ -150,13 +150,13 @@ def _obstacle(record: dict[str, Any]) -> str:
     if old:
         pids = ", ".join(map(str, old))
         return f"{record.get('why')}; it waits until the programs of before have ended: {pids}"
-    return str(record.get("why") or record.get("phase") or "its keeper does not answer")
+    return str(record.get("why") or record.get("phase") or "its watcher does not answer")
 
 
-def _start_keeper(state: StateDirectory, folder: ServerFolder) -> None:
-    """Start the keeper, which goes into the background by itself when its server is ready."""
+def _start_watcher(state: StateDirectory, folder: ServerFolder) -> None:
+    """Start the watcher, which goes into the background by itself when its server is ready."""
     shape = [] if state.shape is None else ["--simulate", str(state.shape)]
-    module = [sys.executable, "-P", "-m", "aliquot.slices.mps_keeper"]
+    module = [sys.executable, "-P", "-m", "aliquot.slices.mps_watcher"]
     try:
         done = subprocess.run(
             [*module, str(state.directory), str(folder.path), folder.gpu, *shape],
@@ -171,7 +171,7 @@ def _start_keeper(state: StateDirectory, folder: ServerFolder) -> None:
             f"the MPS server of {folder.gpu} does not start: {error}", INSTEAD
         ) from error
     if done.returncode:
-        why = done.stderr.strip() or f"its keeper ended with {done.returncode}"
+        why = done.stderr.strip() or f"its watcher ended with {done.returncode}"
         raise MpsError(
             f"the MPS server of {folder.gpu} does not start: {why}",
             f"Its logs are in {folder.path}. {INSTEAD}",
@@ -213,7 +213,7 @@ def failures(state: StateDirectory) -> Iterator[str]:
     """A sentence for each server of this user that has failed and still waits for its clients."""
     for folder in server_folders(state):
         record = folder.record()
-        if record.get("phase") == Phase.DRAINING and folder.is_kept():
+        if record.get("phase") == MpsPhase.DRAINING and folder.is_watched():
             yield f"the MPS server of {folder.gpu} accepts no client: {_obstacle(record)}"
 
 

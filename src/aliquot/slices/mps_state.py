@@ -1,7 +1,7 @@
-"""What the keeper of an MPS server does next: a pure decision from what it observes.
+"""What the watcher of an MPS server does next: a pure decision from what it observes.
 
 All clients of an MPS server share its fate. If one of them fails, NVIDIA's server ends the GPU work
-of all. So after a failure the keeper tells every client why its work ended, waits until the last
+of all. So after a failure the watcher tells every client why its work ended, waits until the last
 of them is gone, and only then lets new ones in. A server without grants ends.
 """
 
@@ -14,7 +14,7 @@ LINGER_SECONDS = 10.0  # without a grant, before the server ends
 START_SECONDS = 30.0
 
 
-class Phase(StrEnum):
+class MpsPhase(StrEnum):
     """What a server is doing."""
 
     STARTING = "starting"
@@ -23,8 +23,8 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-class Action(StrEnum):
-    """What the keeper must do now."""
+class MpsAction(StrEnum):
+    """What the watcher must do now."""
 
     START_DAEMON = "start-daemon"
     START_SERVER = "start-server"
@@ -34,7 +34,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Client:
+class MpsClient:
     """A process, for ever: a later one with its pid started at another time."""
 
     pid: int
@@ -42,8 +42,8 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """What the keeper sees at one moment.
+class MpsObservation:
+    """What the watcher sees at one moment.
 
     `server` is the server's pid; None: there is none. `clients` are what its daemon lists, `gone`
     says which processes have ended, of those that the state names. `wanted`: a grant of this user
@@ -53,8 +53,8 @@ class Observation:
     daemon_alive: bool
     server: int | None
     faulted: bool
-    clients: frozenset[Client]
-    gone: frozenset[Client]
+    clients: frozenset[MpsClient]
+    gone: frozenset[MpsClient]
     wanted: bool
 
 
@@ -62,19 +62,19 @@ class Observation:
 class ServerState:
     """A server: its phase, its clients as last seen, those of before its failure, and why."""
 
-    phase: Phase = Phase.STARTING
+    phase: MpsPhase = MpsPhase.STARTING
     since: float = 0.0
     server: int | None = None
-    clients: frozenset[Client] = frozenset()
-    old: frozenset[Client] = frozenset()
+    clients: frozenset[MpsClient] = frozenset()
+    old: frozenset[MpsClient] = frozenset()
     why: str = ""
     failures: int = 0
     unwanted_since: float | None = None
 
 
 def step(
-    state: ServerState, seen: Observation, now: float
-) -> tuple[ServerState, tuple[Action, ...]]:
+    state: ServerState, seen: MpsObservation, now: float
+) -> tuple[ServerState, tuple[MpsAction, ...]]:
     """The next state, and what to do on the way to it."""
     seen = replace(seen, clients=seen.clients - seen.gone)
     unwanted = now if state.unwanted_since is None else state.unwanted_since
@@ -85,38 +85,38 @@ def step(
         unwanted_since=None if seen.wanted else unwanted,
     )
     match state.phase:
-        case Phase.STARTING:
+        case MpsPhase.STARTING:
             return _starting(state, seen, now)
-        case Phase.READY:
+        case MpsPhase.READY:
             return _ready(state, seen, now)
-        case Phase.DRAINING:
+        case MpsPhase.DRAINING:
             return _draining(state, seen, now)
-        case Phase.ENDED:
+        case MpsPhase.ENDED:
             return state, ()
 
 
 def _starting(
-    state: ServerState, seen: Observation, now: float
-) -> tuple[ServerState, tuple[Action, ...]]:
+    state: ServerState, seen: MpsObservation, now: float
+) -> tuple[ServerState, tuple[MpsAction, ...]]:
     if seen.daemon_alive and seen.server is not None and not seen.faulted:
         ready = replace(
-            state, phase=Phase.READY, since=now, server=seen.server, clients=seen.clients, why=""
+            state, phase=MpsPhase.READY, since=now, server=seen.server, clients=seen.clients, why=""
         )
         return ready, ()
     if not seen.daemon_alive:
         why = "its control daemon ended while it started"
-        return replace(state, phase=Phase.ENDED, since=now, why=why), (Action.QUIT,)
+        return replace(state, phase=MpsPhase.ENDED, since=now, why=why), (MpsAction.QUIT,)
     if now - state.since > START_SECONDS:
         why = f"no server started within {START_SECONDS:g} s"
-        return replace(state, phase=Phase.ENDED, since=now, why=why), (Action.QUIT,)
+        return replace(state, phase=MpsPhase.ENDED, since=now, why=why), (MpsAction.QUIT,)
     return state, ()
 
 
 def _ready(
-    state: ServerState, seen: Observation, now: float
-) -> tuple[ServerState, tuple[Action, ...]]:
+    state: ServerState, seen: MpsObservation, now: float
+) -> tuple[ServerState, tuple[MpsAction, ...]]:
     if not seen.daemon_alive:
-        return _fail(state, "its control daemon ended", now, Action.END_SERVER)
+        return _fail(state, "its control daemon ended", now, MpsAction.END_SERVER)
     if seen.faulted:
         why = "a client failed on the GPU, and that ends the GPU work of all clients"
         return _fail(replace(state, clients=state.clients | seen.clients), why, now)
@@ -126,34 +126,34 @@ def _ready(
         return replace(state, server=seen.server, clients=seen.clients), ()
     state = replace(state, clients=seen.clients)
     if _may_end(state, now):
-        return replace(state, phase=Phase.ENDED, since=now), (Action.QUIT,)
+        return replace(state, phase=MpsPhase.ENDED, since=now), (MpsAction.QUIT,)
     return state, ()
 
 
 def _fail(
-    state: ServerState, why: str, now: float, *first: Action
-) -> tuple[ServerState, tuple[Action, ...]]:
+    state: ServerState, why: str, now: float, *first: MpsAction
+) -> tuple[ServerState, tuple[MpsAction, ...]]:
     failed = replace(
         state,
-        phase=Phase.DRAINING,
+        phase=MpsPhase.DRAINING,
         since=now,
         old=state.old | state.clients,
         clients=frozenset(),
         why=why,
         failures=state.failures + 1,
     )
-    return failed, (*first, *((Action.TELL,) if failed.old else ()))
+    return failed, (*first, *((MpsAction.TELL,) if failed.old else ()))
 
 
 def _draining(
-    state: ServerState, seen: Observation, now: float
-) -> tuple[ServerState, tuple[Action, ...]]:
+    state: ServerState, seen: MpsObservation, now: float
+) -> tuple[ServerState, tuple[MpsAction, ...]]:
     if state.old:
         return state, ()
     if _may_end(state, now):
-        return replace(state, phase=Phase.ENDED, since=now), (Action.QUIT,)
-    starting = replace(state, phase=Phase.STARTING, since=now, server=None)
-    return starting, (Action.START_SERVER if seen.daemon_alive else Action.START_DAEMON,)
+        return replace(state, phase=MpsPhase.ENDED, since=now), (MpsAction.QUIT,)
+    starting = replace(state, phase=MpsPhase.STARTING, since=now, server=None)
+    return starting, (MpsAction.START_SERVER if seen.daemon_alive else MpsAction.START_DAEMON,)
 
 
 def _may_end(state: ServerState, now: float) -> bool:

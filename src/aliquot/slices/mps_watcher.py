@@ -1,13 +1,13 @@
-"""The keeper of one MPS server: it starts, watches and ends the server of a GPU for one user.
+"""The watcher of one MPS server: it starts, watches and ends the server of a GPU for one user.
 
-    python -m aliquot.slices.mps_keeper STATE FOLDER GPU [--simulate SHAPE]
+    python -m aliquot.slices.mps_watcher STATE FOLDER GPU [--simulate SHAPE]
 
 It returns when the server accepts clients, and goes on in the background; or it prints why the
 server does not start. It looks once a second. `mps_state` decides; this process observes and acts:
 
 - It writes `record.json`, by which `mps.join` knows whether the server accepts clients.
 - It tells each client why its GPU work ended by a line in that program's standard error.
-- A daemon that is there already, as after a killed keeper, is adopted.
+- A daemon that is there already, as after a killed watcher, is adopted.
 
 It runs with the rights of the user whose grants the clients have.
 """
@@ -31,7 +31,14 @@ from aliquot.model import Isolation
 from aliquot.model.errors import AliquotError, MpsError
 from aliquot.slices import control, mps, procfs
 from aliquot.slices.mps_control import control_program
-from aliquot.slices.mps_state import Action, Client, Observation, Phase, ServerState, step
+from aliquot.slices.mps_state import (
+    MpsAction,
+    MpsClient,
+    MpsObservation,
+    MpsPhase,
+    ServerState,
+    step,
+)
 from aliquot.slices.state_directory import StateDirectory
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _PID_FILE = "nvidia-cuda-mps-control.pid"
 
 
-class Keeper:
+class Watcher:
     """The server of one GPU: what was last decided, and the daemon."""
 
     def __init__(self, folder: ServerFolder, control_: Control, wanted: Callable[[], bool]) -> None:
@@ -59,16 +66,16 @@ class Keeper:
     @property
     def is_needed(self) -> bool:
         """Whether the server has not ended."""
-        return self.state.phase is not Phase.ENDED
+        return self.state.phase is not MpsPhase.ENDED
 
     @property
     def period(self) -> float:
         """How long until the next look, in seconds."""
-        return _SOON_SECONDS if self.state.phase is Phase.STARTING else PERIOD_SECONDS
+        return _SOON_SECONDS if self.state.phase is MpsPhase.STARTING else PERIOD_SECONDS
 
     def wait_for_start(self) -> None:
         """Look until the server accepts clients; MpsError if it never will."""
-        while self.state.phase is Phase.STARTING:
+        while self.state.phase is MpsPhase.STARTING:
             self.look_for_joiner()
             time.sleep(_SOON_SECONDS)
         if not self.is_needed:
@@ -101,7 +108,7 @@ class Keeper:
         content = {
             "phase": str(state.phase),
             "gpu": self._folder.gpu,
-            "keeper": os.getpid(),
+            "watcher": os.getpid(),
             "daemon": self._daemon_pid(),
             "server": state.server,
             "clients": sorted(one.pid for one in state.clients),
@@ -133,9 +140,9 @@ class Keeper:
 
     # --- observe ---
 
-    def _observe(self) -> Observation:
+    def _observe(self) -> MpsObservation:
         alive = self._daemon_pid() is not None
-        server, faulted, clients = None, False, frozenset[Client]()
+        server, faulted, clients = None, False, frozenset[MpsClient]()
         if alive:
             with suppress(AliquotError):  # it may end at any moment
                 server = next(iter(self._control.servers()), None)
@@ -143,7 +150,7 @@ class Keeper:
                     faulted = self._control.has_faulted(server)
                     clients = _alive(self._control.clients(server))
         known = self.state.clients | self.state.old
-        return Observation(
+        return MpsObservation(
             daemon_alive=alive,
             server=server,
             faulted=faulted,
@@ -159,7 +166,7 @@ class Keeper:
         return self._adopted()
 
     def _adopted(self) -> int | None:
-        """The daemon that another keeper started here; None: there is none that answers."""
+        """The daemon that another watcher started here; None: there is none that answers."""
         try:
             pid = int((self._control.pipes / _PID_FILE).read_text("ascii"))
             if not procfs.is_alive(pid):
@@ -171,19 +178,19 @@ class Keeper:
 
     # --- act ---
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: MpsAction) -> None:
         match action:
-            case Action.START_DAEMON:
+            case MpsAction.START_DAEMON:
                 self._start_daemon()
                 self._start_server()
-            case Action.START_SERVER:
+            case MpsAction.START_SERVER:
                 self._start_server()
-            case Action.END_SERVER:
+            case MpsAction.END_SERVER:
                 self._end_server()
-            case Action.TELL:
+            case MpsAction.TELL:
                 for client in self.state.old:
                     tell(client, self._folder.gpu, self.state.why)
-            case Action.QUIT:
+            case MpsAction.QUIT:
                 self.quit()
 
     def _start_daemon(self) -> None:
@@ -222,12 +229,12 @@ class Keeper:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _alive(pids: list[int]) -> frozenset[Client]:
+def _alive(pids: list[int]) -> frozenset[MpsClient]:
     found = ((pid, procfs.started_at(pid)) for pid in pids)
-    return frozenset(Client(pid, started) for pid, started in found if started is not None)
+    return frozenset(MpsClient(pid, started) for pid, started in found if started is not None)
 
 
-def tell(client: Client, gpu: str, why: str) -> None:
+def tell(client: MpsClient, gpu: str, why: str) -> None:
     """Say in a program's standard error why its GPU work ended: on a terminal, in a file or a pipe.
 
     It never waits, and what a file has already stays: a line that cannot be added is left out.
@@ -300,14 +307,14 @@ def main(arguments: list[str]) -> int:
     try:
         driver = state.driver()
         folder = mps.ServerFolder(Path(path), gpu)
-        keeper = Keeper(folder, folder.control(control_program(driver)), wants_server(state, gpu))
+        watcher = Watcher(folder, folder.control(control_program(driver)), wants_server(state, gpu))
     except AliquotError as error:
         sys.stderr.write(f"{error.message}\n")
         return 1
-    return _detach(keeper, folder)
+    return _detach(watcher, folder)
 
 
-def _detach(keeper: Keeper, folder: ServerFolder) -> int:
+def _detach(watcher: Watcher, folder: ServerFolder) -> int:
     """Go on in the background; return when the server accepts clients, or why it does not."""
     ready, announce = os.pipe()
     if os.fork():
@@ -316,28 +323,28 @@ def _detach(keeper: Keeper, folder: ServerFolder) -> int:
             said = answer.read().decode("utf-8", "replace")
         if said == "ready":
             return 0
-        sys.stderr.write(f"{said or 'its keeper ended'}\n")
+        sys.stderr.write(f"{said or 'its watcher ended'}\n")
         return 1
     os.close(ready)
     os.setsid()
     if os.fork() == 0:
-        _run(keeper, folder, announce)
+        _run(watcher, folder, announce)
     os._exit(0)
 
 
-def _run(keeper: Keeper, folder: ServerFolder, announce: int) -> NoReturn:
+def _run(watcher: Watcher, folder: ServerFolder, announce: int) -> NoReturn:
     try:
         os.chdir("/")
         log = os.open(
-            folder.path / mps.KEEPER_LOG,
+            folder.path / mps.WATCHER_LOG,
             os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
             0o600,
         )
         null = os.open(os.devnull, os.O_RDONLY)
         for source, standard in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, standard)
-        with mps.locked(folder.path / mps.KEEPER, wait=False):
-            _serve(keeper, announce)
+        with mps.locked(folder.path / mps.WATCHER, wait=False):
+            _serve(watcher, folder, announce)
     except BaseException as error:  # noqa: BLE001 - the last word of this process
         with suppress(OSError):
             os.write(announce, str(getattr(error, "message", error)).encode())
@@ -347,20 +354,27 @@ def _run(keeper: Keeper, folder: ServerFolder, announce: int) -> NoReturn:
     os._exit(0)
 
 
-def _serve(keeper: Keeper, announce: int) -> None:
+def _serve(watcher: Watcher, folder: ServerFolder, announce: int) -> None:
     """Start the server, say so, and keep it until it ends."""
     try:
-        keeper.begin()
-        keeper.write_record()
-        keeper.wait_for_start()
+        watcher.begin()
+        watcher.write_record()
+        watcher.wait_for_start()
     except BaseException:
-        keeper.quit()
+        watcher.quit()
         raise
     os.write(announce, b"ready")
     os.close(announce)
-    while keeper.is_needed:
-        time.sleep(keeper.period)
-        keeper.look()
+    while watcher.is_needed:
+        time.sleep(watcher.period)
+        if not folder.path.is_dir():
+            watcher.quit()
+            return
+        try:
+            watcher.look()
+        except (OSError, AliquotError) as error:  # a full disk, say: the clients go on
+            sys.stderr.write(f"{error!r}\n")
+            sys.stderr.flush()
 
 
 if __name__ == "__main__":
