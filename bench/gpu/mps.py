@@ -6,8 +6,8 @@ Programs of all ways are started first and then work by turns: alone, in soft sl
 a plain MPS server, and in slices with `--isolation mps`. Measured are the shares and the sum of two
 trainings, an inference step beside a training at regular and at random times, the memory limit of a
 client, what a killed client does to another, and what all clients see when one writes to an illegal
-address. Prints each figure against its bar; exit code 0 if all are met. Simulated GPUs have no
-plain MPS.
+address. The group `short` has only what is measured of slices with `--isolation mps`. Prints each
+figure against its bar; exit code 0 if all are met. Simulated GPUs have no plain MPS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from cases import Case, Context, run_benchmark
 from latency import quantile
-from programs import GRANT, MPS, MPS_GRANT, PLAIN, Share, Spec, TenantError
+from programs import GRANT, MPS, MPS_GRANT, MPS_GRANT_LOW, PLAIN, Share, Spec, TenantError
 from witness import LEAD_SECONDS, SOON_SECONDS, TAIL_SECONDS, Seen, together
 
 from aliquot.model import Priority
@@ -46,6 +46,7 @@ SOFT, BOTH, ALIQUOT, ALONE = "soft slices", "plain MPS", "Aliquot's MPS", "alone
 TRAIN = {
     where: (Spec("train", 1, where), Spec("train", 2, where)) for where in (GRANT, MPS, MPS_GRANT)
 }
+TRAIN_LOW = Spec("train", 1, MPS_GRANT_LOW)
 TRAIN_ALONE = Spec("train", 1, PLAIN)
 STEP = {where: Spec("latency", where=where) for where in (PLAIN, GRANT, MPS, MPS_GRANT)}
 PRODUCTS = Spec("mm", 1, MPS_GRANT)
@@ -55,12 +56,15 @@ SIMULATED = any(word.startswith("--simulate") for word in sys.argv)
 EVERYTHING = (
     *TRAIN[GRANT],
     *TRAIN[MPS_GRANT],
+    TRAIN_LOW,
     STEP[GRANT],
     STEP[MPS_GRANT],
     TRAIN_ALONE,
     STEP[PLAIN],
     *(() if SIMULATED else (*TRAIN[MPS], STEP[MPS])),
 )
+
+SHORT = (*TRAIN[MPS_GRANT], TRAIN_LOW, STEP[MPS_GRANT], TRAIN_ALONE, STEP[PLAIN])
 
 FILL = """
 import json, torch
@@ -101,6 +105,17 @@ def cases(*, quick: bool) -> list[Case]:
         Case("trainings", "mps", 7 * pair + 20, every, lambda context: trainings(context, window)),
         *(
             Case(f"step: {kind}", "mps", 4 * step, every, lambda c, k=kind: steps(c, k, paced))
+            for kind in MOST_OF_ALONE
+        ),
+        Case("short: trainings", "short", 50, SHORT, lambda c: trainings(c, window, only_mps=True)),
+        *(
+            Case(
+                f"short: {kind}",
+                "short",
+                2 * step,
+                SHORT,
+                lambda c, k=kind: short_steps(c, k, paced),
+            )
             for kind in MOST_OF_ALONE
         ),
         Case("memory", "mps", 15, every[:1], memory),
@@ -182,20 +197,24 @@ def control_of(context: Context, folder: mps.ServerFolder) -> Control:
 # --- shares
 
 
-def trainings(context: Context, seconds: float) -> None:
+def trainings(context: Context, seconds: float, *, only_mps: bool = False) -> None:
     """Two trainings by each way and split, by turns; speeds over that of one alone."""
     seen: dict[str, list[float]] = {}
     used: dict[str, list[float]] = {}
     RATE.measure(context)
+    ways = ((MPS_GRANT, ALIQUOT),) if only_mps else ((GRANT, SOFT), (MPS_GRANT, ALIQUOT))
+    if only_mps:  # each is measured alone before they overlap
+        together(context.stage, {one: Share() for one in TRAIN[MPS_GRANT]}, 4.0)
     for split in SPLITS:
         words = "/".join(map(str, split))
-        for where, name in ((GRANT, SOFT), (MPS_GRANT, ALIQUOT)):
+        for where, name in ways:
             shares = dict(zip(TRAIN[where], map(Share, split), strict=True))
             run = together(context.stage, shares, seconds)
             seen[f"{name} {words}"] = [run.rate(one) for one in TRAIN[where]]
             used[f"{name} {words}"] = used_of(run, shares)
-        RATE.measure(context)
-    if not SIMULATED:
+        if not only_mps:
+            RATE.measure(context)
+    if not SIMULATED and not only_mps:
         run = together(context.stage, {one: Share() for one in TRAIN[MPS]}, seconds)
         seen[BOTH] = [run.rate(one) for one in TRAIN[MPS]]
         RATE.measure(context)
@@ -221,7 +240,11 @@ def used_of(seen: Seen, shares: Mapping[Spec, Share]) -> list[float]:
     ]
 
 
-def steps(context: Context, kind: str, seconds: float) -> None:
+def short_steps(context: Context, kind: str, seconds: float) -> None:
+    steps(context, kind, seconds, only_mps=True)
+
+
+def steps(context: Context, kind: str, seconds: float, *, only_mps: bool = False) -> None:
     """A step at regular or random times beside a training, by each way in turn."""
     order: dict[str, Any] = {"every": EVERY_SECONDS}
     if kind == "random":
@@ -229,17 +252,18 @@ def steps(context: Context, kind: str, seconds: float) -> None:
     latencies: dict[str, list[float]] = {}
     trained: dict[str, float] = {}
     for where, name in ((PLAIN, ALONE), (GRANT, SOFT), (MPS, BOTH), (MPS_GRANT, ALIQUOT)):
-        if where == MPS and SIMULATED:
+        if where in {GRANT, MPS} and (only_mps or (where == MPS and SIMULATED)):
             continue
         step = STEP[where]
         shares = {step: Share(50, priority=Priority.LATENCY)}
+        training = TRAIN_LOW if where == MPS_GRANT else TRAIN.get(where, (TRAIN_ALONE,))[0]
         if where != PLAIN:
-            shares[TRAIN[where][0]] = Share(priority=Priority.BACKGROUND)
+            shares[training] = Share(priority=Priority.BACKGROUND)
         run = together(context.stage, shares, seconds, orders={step: order})
         before = int(LEAD_SECONDS / EVERY_SECONDS)
         latencies[name] = run.answers[step]["latencies_ms"][before:]
         if where != PLAIN:
-            trained[name] = 100 * run.rate(TRAIN[where][0]) / RATE.value
+            trained[name] = 100 * run.rate(training) / RATE.value
     table = {
         name: {
             "count": len(found),

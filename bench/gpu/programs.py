@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 GRANT, SWAP, PLAIN, MPS, MPS_LOW = "grant", "swap", "plain", "mps", "mps-low"
-MPS_GRANT = "mps-grant"
-IN_GRANTS = frozenset({GRANT, SWAP, MPS_GRANT})
+MPS_GRANT, MPS_GRANT_LOW = "mps-grant", "mps-grant-low"  # the latter begins in the background
+IN_GRANTS = frozenset({GRANT, SWAP, MPS_GRANT, MPS_GRANT_LOW})
 START_SECONDS = 80.0
 STOP_SECONDS = 15.0
 PATIENCE_SECONDS = 30.0  # beyond what a command should take
@@ -229,7 +229,8 @@ class Stage:
         command += [str(spec.processes)] if spec.processes > 1 else []
         if spec.where in IN_GRANTS:
             command = [*self._aliquot_run(spec), "--", *command]
-        self.shares[spec] = Share()
+        low = spec.where == MPS_GRANT_LOW
+        self.shares[spec] = Share(priority=Priority.BACKGROUND) if low else Share()
         log = self.folder / f"{spec.name}.log"
         self.tenants[spec] = Tenant(spec, command, self._environment(spec), log)
 
@@ -238,7 +239,8 @@ class Stage:
         where = ["--simulate", self.simulate] if self.simulate else []
         command = [sys.executable, "-m", "aliquot", "run", *where]
         command += ["--swap"] if spec.where == SWAP else []
-        command += ["--isolation", "mps"] if spec.where == MPS_GRANT else []
+        command += ["--isolation", "mps"] if spec.where in {MPS_GRANT, MPS_GRANT_LOW} else []
+        command += ["--priority", "background"] if spec.where == MPS_GRANT_LOW else []
         return [*command, "--name", spec.name, "--memory", memory]
 
     def _environment(self, spec: Spec) -> dict[str, str]:

@@ -99,6 +99,12 @@ enum contender_state {
 	CONTENDER_EXEMPT,  /* was overdue too often: its gates are open for a while */
 };
 
+/* Of a client of an MPS server, while it had the GPU for itself: the time, and what its quanta of that time
+ * were estimated to take. Both fade. */
+struct turns_sums {
+	double took_ns, estimated_ns;
+};
+
 /* One slice on its GPU. The caller owns the memory from turns_add to turns_remove. */
 struct contender {
 	struct turns *turns;
@@ -133,10 +139,9 @@ struct contender {
 	uint64_t fallback_at; /* the last fallback */
 	unsigned fallbacks_in_a_row;
 	/* Of a client of an MPS server: */
-	double progress;        /* ns for each percent of its weight */
-	double did_ns;          /* its progress since the last look */
-	double took_ns;         /* sums, fading: time that it had the GPU for itself, and ... */
-	double estimated_ns;    /* ... what its quanta of that time were estimated to take */
+	double progress; /* ns for each percent of its weight */
+	double did_ns;   /* its progress since the last look */
+	struct turns_sums measured_sums, newest_sums;
 	uint64_t unfinished_ns; /* time that it has it for itself, since a quantum ended */
 	bool finishes;          /* and one ended before that */
 	uint64_t measured_ns;   /* such time in all */

@@ -14,8 +14,9 @@
  * A `hard` slice never overlaps: its part of the clock is for it alone. */
 #include "turns_parts.h"
 
-/* A client overlaps with others after it had the GPU for itself for this long. */
-#define MEASURED_LEAST_NS (500 * MILLISECOND_NS)
+/* A client overlaps with others after it had the GPU for itself for this long. What it was estimated to take
+ * before it was measured at all says nothing: the first half does not count. */
+#define MEASURED_LEAST_NS (1000 * MILLISECOND_NS)
 /* Later one has it for itself so often, for so long: at most, and for each percent of its weight. */
 #define MEASURE_EVERY_NS (500 * MILLISECOND_NS)
 #define MEASURE_MOST_NS (10 * MILLISECOND_NS)
@@ -26,8 +27,16 @@
 #define TOOK_MOST_NS (500.0 * (double)MILLISECOND_NS)
 #define SUM_MOST_NS (200.0 * (double)MILLISECOND_NS)
 #define RATE_MOST 16.0
+/* If the newest sum of so much differs from the old one by so much, the work is another: only the newest
+ * counts. */
+#define NEWEST_MOST_NS (50.0 * (double)MILLISECOND_NS)
+#define NEWEST_DIFFERS 1.2
 /* How far one may be ahead of its companions, in its own progress. */
 #define LEAD_NS (700.0 * (double)MICROSECOND_NS)
+/* How far ahead of what it has done it gets credit: more than one that has the GPU for itself, because no
+ * other waits for the end of its work. For each percent of its weight, and at most. */
+#define AHEAD_EACH_NS (1 * MILLISECOND_NS)
+#define AHEAD_MOST_NS (3 * MILLISECOND_NS)
 /* How far one can fall behind, for each percent of its weight: more than a measurement costs. */
 #define BEHIND_MOST_NS (2.0 * (double)MILLISECOND_NS)
 
@@ -37,13 +46,41 @@ bool contender_overlaps(const struct contender *contender)
 	       contender->measured_ns >= MEASURED_LEAST_NS && contender->turns->measured == NULL;
 }
 
-/* How long its quanta take, over what they are estimated to. */
-static double rate_of(const struct contender *contender)
+static double rate_of_sums(const struct turns_sums *sums)
 {
-	if (contender->estimated_ns <= 0 || contender->took_ns <= 0)
+	if (sums->estimated_ns <= 0 || sums->took_ns <= 0)
 		return 1;
-	double rate = contender->took_ns / contender->estimated_ns;
+	double rate = sums->took_ns / sums->estimated_ns;
 	return rate > RATE_MOST ? RATE_MOST : rate < 1 / RATE_MOST ? 1 / RATE_MOST : rate;
+}
+
+static void add_to_sums(struct turns_sums *sums, uint64_t took_ns, uint64_t estimated_ns)
+{
+	sums->took_ns += (double)took_ns;
+	sums->estimated_ns += (double)estimated_ns;
+	if (sums->took_ns > TOOK_MOST_NS) {
+		sums->took_ns /= 2;
+		sums->estimated_ns /= 2;
+	}
+}
+
+static void add_measured(struct contender *contender, uint64_t took_ns, uint64_t estimated_ns)
+{
+	bool early = contender->measured_ns < MEASURED_LEAST_NS / 2;
+	contender->measured_ns += took_ns;
+	if (early) {
+		contender->measured_sums = contender->newest_sums = (struct turns_sums){0};
+		return;
+	}
+	add_to_sums(&contender->measured_sums, took_ns, estimated_ns);
+	add_to_sums(&contender->newest_sums, took_ns, estimated_ns);
+	if (contender->newest_sums.took_ns < NEWEST_MOST_NS)
+		return;
+	double differs = rate_of_sums(&contender->newest_sums) /
+	                 rate_of_sums(&contender->measured_sums);
+	if (differs > NEWEST_DIFFERS || differs < 1 / NEWEST_DIFFERS)
+		contender->measured_sums = contender->newest_sums;
+	contender->newest_sums = (struct turns_sums){0};
 }
 
 void contender_note_progress(struct contender *contender, uint64_t finished_ns, uint64_t passed)
@@ -57,16 +94,10 @@ void contender_note_progress(struct contender *contender, uint64_t finished_ns, 
 		contender->finishes = true;
 		contender->unfinished_ns = 0;
 	} else if (finished_ns) {
-		contender->measured_ns += contender->unfinished_ns;
-		contender->took_ns += (double)contender->unfinished_ns;
-		contender->estimated_ns += (double)finished_ns;
+		add_measured(contender, contender->unfinished_ns, finished_ns);
 		contender->unfinished_ns = 0;
-		if (contender->took_ns > TOOK_MOST_NS) {
-			contender->took_ns /= 2;
-			contender->estimated_ns /= 2;
-		}
 	}
-	contender->did_ns = (double)finished_ns * rate_of(contender);
+	contender->did_ns = (double)finished_ns * rate_of_sums(&contender->measured_sums);
 	contender->progress += contender->did_ns / contender->weight;
 }
 
@@ -87,6 +118,17 @@ bool contender_is_ahead(const struct contender *contender)
 	return (contender->progress - least) * contender->weight > LEAD_NS;
 }
 
+uint64_t contender_ahead_ns(const struct contender *contender, uint64_t usual_ns)
+{
+	bool together = false;
+	EACH_JOINT (other, contender)
+		together |= work_together(contender, other);
+	double most = contender->weight * (double)AHEAD_EACH_NS;
+	if (!contender->settings.mps || !together || most < (double)usual_ns)
+		return usual_ns;
+	return most < (double)AHEAD_MOST_NS ? (uint64_t)most : AHEAD_MOST_NS;
+}
+
 void turns_bound_progress(struct turns *turns)
 {
 	EACH (contender, turns) {
@@ -94,7 +136,8 @@ void turns_bound_progress(struct turns *turns)
 		if (!contender->settings.mps)
 			continue;
 		EACH_JOINT (other, contender)
-			if (other->turns == turns && other->pending && other->progress > most)
+			if (other->pending && other->progress > most &&
+			    contender_is_companion(contender, other))
 				most = other->progress;
 		if (contender->progress < most - BEHIND_MOST_NS)
 			contender->progress = most - BEHIND_MOST_NS;

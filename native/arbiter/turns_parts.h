@@ -79,6 +79,8 @@ bool contender_overlaps(const struct contender *contender);
 void contender_note_progress(struct contender *contender, uint64_t finished_ns, uint64_t passed);
 /* Whether it has progressed so far beyond its companions that it gets no more credit for now. */
 bool contender_is_ahead(const struct contender *contender);
+/* How far ahead it gets credit, if that is usually so far. */
+uint64_t contender_ahead_ns(const struct contender *contender, uint64_t usual_ns);
 /* The part of the time that it is said to have used, of that in which several work. */
 double contender_used_ns(const struct contender *contender);
 /* Now and then has one of those that work at the same time to itself, so that it is measured. */

@@ -49,11 +49,13 @@ void contender_give(struct contender *contender, uint64_t now)
 {
 	bool with_latency = turns_have_latency(contender->turns);
 	struct turns_due due = turns_due(contender->turns, now);
+	uint64_t ahead_ns = with_latency ? AHEAD_WITH_LATENCY_NS
+	                                 : contender_ahead_ns(contender, AHEAD_NS);
 	EACH_WORKER (worker, contender) {
 		work_set_ring(worker, false);
 		work_set_pace(worker, ALIQUOT_TURNS);
 		work_set_quantum(worker, quantum_of(contender->turns));
-		work_give(worker, with_latency ? AHEAD_WITH_LATENCY_NS : AHEAD_NS, &due, now);
+		work_give(worker, ahead_ns, &due, now);
 	}
 }
 

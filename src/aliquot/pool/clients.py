@@ -40,7 +40,9 @@ def join_server(launch: dict[str, Any], account: Account | None, inherited: Surr
     simulate = [] if wanted["simulate"] is None else ["--simulate", wanted["simulate"]]
     try:
         done = subprocess.run(
-            python_module("aliquot.slices.mps", launch["state"], wanted["gpu"], *simulate),
+            python_module(
+                "aliquot.slices.mps", launch["state"], wanted["gpu"], wanted["priority"], *simulate
+            ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

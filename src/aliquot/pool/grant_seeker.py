@@ -74,7 +74,7 @@ def open_grant(  # noqa: PLR0913, PLR0917 - all of a run
     try:
         inside = slices.tenant_environment(environment, library, driver, made.marked)
         if request.isolation is Isolation.MPS:
-            inside |= mps.join(state, driver, made.gpus[0].gpu.uuid)
+            inside |= mps.join(state, driver, made.gpus[0].gpu.uuid, request.priority)
         return slices.OpenGrant(state, made, inside)
     except BaseException:  # this process may live on, as a notebook does
         seeker.end(made.name)

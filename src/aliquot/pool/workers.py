@@ -282,6 +282,7 @@ class LocalWorkers:
         return {
             "gpu": found[0].slices[0].gpu_uuid if found else None,
             "simulate": None if shape is None else str(shape),
+            "priority": str(stored.job.request.priority),
         }
 
     def _variables(self, stored: StoredJob, slot: Slot) -> dict[str, str]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aliquot.devices import parse_shape
+from aliquot.model import Priority
 from aliquot.model.errors import AliquotError, MpsError
 from aliquot.slices import state_directory
 from aliquot.slices.mps_control import PIPES, Control, control_program
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from aliquot.devices import Driver
 
 RECORD, WATCHER, JOIN, WATCHER_LOG = "record.json", "watcher", "join", "watcher.log"
+LOW_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
 INSTEAD = "Or use --isolation soft."
 
 _LONGEST_SOCKET = 107 - len("/control_privileged")
@@ -121,7 +123,18 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
         os.close(handle)
 
 
-def join(state: StateDirectory, driver: Driver, gpu: str) -> dict[str, str]:
+def client_variables(control: Control, priority: Priority) -> dict[str, str]:
+    """The variables of a client: where its server is, and for background work a lower priority.
+
+    The GPU begins blocks of the others' kernels before those of a client of lower priority.
+    """
+    low = {LOW_PRIORITY: "1"} if priority is Priority.BACKGROUND else {}
+    return {**control.variables, **low}
+
+
+def join(
+    state: StateDirectory, driver: Driver, gpu: str, priority: Priority = Priority.NORMAL
+) -> dict[str, str]:
     """The variables with which a program is a client of this user's server of a GPU.
 
     The server is started if there is none. The caller's grant exists already, so it does not end
@@ -137,7 +150,7 @@ def join(state: StateDirectory, driver: Driver, gpu: str) -> dict[str, str]:
                 _start_watcher(state, folder)
             record = folder.record()
             if record.get("phase") == MpsPhase.READY:
-                return control.variables
+                return client_variables(control, priority)
         if time.monotonic() > deadline:
             raise MpsError(
                 f"the MPS server of {gpu} accepts no client: {_obstacle(record)}", INSTEAD
@@ -218,11 +231,11 @@ def failures(state: StateDirectory) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`STATE GPU [--simulate SHAPE]`: print the variables of `join` as JSON, or why not."""
-    directory, gpu, *rest = arguments
+    """`STATE GPU PRIORITY [--simulate SHAPE]`: print what `join` returns, or why it does not."""
+    directory, gpu, priority, *rest = arguments
     try:
         state = StateDirectory(Path(directory), parse_shape(rest[1]) if rest else None)
-        sys.stdout.write(json.dumps(join(state, state.driver(), gpu)))
+        sys.stdout.write(json.dumps(join(state, state.driver(), gpu, Priority(priority))))
     except AliquotError as error:
         sys.stderr.write(f"{error.message}\n")
         return 1

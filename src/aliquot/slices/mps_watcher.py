@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 PERIOD_SECONDS = 1.0
 _SOON_SECONDS = 0.05  # while it starts
 _QUIT_SECONDS = 10.0
+_END_SECONDS = 2.0
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 _PID_FILE = "nvidia-cuda-mps-control.pid"
@@ -129,6 +130,7 @@ class Watcher:
             time.sleep(_SOON_SECONDS)
         if pid is not None:
             self.kill_daemon()
+        self._end_server()
 
     def kill_daemon(self) -> None:
         """Kill the daemon, if it lives."""
@@ -222,11 +224,15 @@ class Watcher:
                 return
 
     def _end_server(self) -> None:
-        """Kill the server that a dead daemon has left, if it is one."""
+        """Kill the server that the daemon has left, if it is one and does not end by itself."""
         pid = self.state.server
-        if pid is not None and "mps-server" in procfs.command_line(pid):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _END_SECONDS
+        while pid is not None and "mps-server" in procfs.command_line(pid):
+            if time.monotonic() > deadline:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(_SOON_SECONDS)
 
 
 def _alive(pids: list[int]) -> frozenset[MpsClient]:
