@@ -88,6 +88,12 @@ static void begin_worker(struct contender *contender, struct worker *worker)
 	}
 }
 
+static void end_common_window(struct contender *contender, uint64_t now)
+{
+	if (contender->state == CONTENDER_HOLDS)
+		contender_end_window(contender->turns->holder, false, now);
+}
+
 static void restore_tokens(struct contender *contender)
 {
 	contender->tokens = contender_tokens_most(contender);
@@ -107,8 +113,9 @@ void turns_change(struct contender *contender, const struct turns_settings *sett
 	if (is_same(&contender->settings, settings))
 		return;
 	/* Its companions may be others from now on. */
-	if (contender->state == CONTENDER_HOLDS && contender->settings.priority != settings->priority)
-		contender_end_window(contender->turns->holder, false, now);
+	if (contender->settings.priority != settings->priority ||
+	    (contender->settings.mps && contender->settings.policy != settings->policy))
+		end_common_window(contender, now);
 	contender->settings = *settings;
 	if (contender->turns->measured == contender)
 		turns_forget_measured(contender->turns, now);
@@ -131,7 +138,11 @@ void turns_enter(struct contender *contender, struct worker *worker,
 {
 	worker->next = contender->workers;
 	contender->workers = worker;
-	contender->measured_ns = 0; /* nothing is known of what it will do */
+	if (contender->settings
+	        .mps) { /* nothing is known of what it will do: it overlaps with nobody */
+		end_common_window(contender, now);
+		contender->measured_ns = 0;
+	}
 	work_connect(worker, work, credit, now);
 	begin_worker(contender, worker);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -117,6 +118,15 @@ def test_a_server_is_started_again_when_its_daemon_died(
     watcher.wait_for_start()
     assert phase(folder) is MpsPhase.READY
     assert control.servers() != [server]
+    assert procfs.started_at(server) is None
+
+
+def test_no_server_is_left_when_its_folder_or_daemon_is_gone(
+    folder: ServerFolder, control: Control, watcher: mps_watcher.Watcher
+) -> None:
+    server = control.servers()[0]
+    shutil.rmtree(folder.path)
+    watcher.quit()
     assert procfs.started_at(server) is None
 
 

@@ -122,15 +122,17 @@ class Watcher:
         new.replace(self._folder.path / mps.RECORD)
 
     def quit(self) -> None:
-        """End the daemon and its server."""
+        """End the daemon and its servers."""
+        servers = {self.state.server}
         with suppress(AliquotError):
+            servers |= set(self._control.servers())
             self._control.quit()
         deadline = time.monotonic() + _QUIT_SECONDS
-        while (pid := self._daemon_pid()) is not None and time.monotonic() < deadline:
+        while self._daemon_pid() is not None and time.monotonic() < deadline:
             time.sleep(_SOON_SECONDS)
-        if pid is not None:
-            self.kill_daemon()
-        self._end_server()
+        self.kill_daemon()
+        for server in servers - {None}:
+            end_server(server)
 
     def kill_daemon(self) -> None:
         """Kill the daemon, if it lives."""
@@ -188,7 +190,7 @@ class Watcher:
             case MpsAction.START_SERVER:
                 self._start_server()
             case MpsAction.END_SERVER:
-                self._end_server()
+                end_server(self.state.server)
             case MpsAction.TELL:
                 for client in self.state.old:
                     tell(client, self._folder.gpu, self.state.why)
@@ -223,16 +225,16 @@ class Watcher:
             else:
                 return
 
-    def _end_server(self) -> None:
-        """Kill the server that the daemon has left, if it is one and does not end by itself."""
-        pid = self.state.server
-        deadline = time.monotonic() + _END_SECONDS
-        while pid is not None and "mps-server" in procfs.command_line(pid):
-            if time.monotonic() > deadline:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-                return
-            time.sleep(_SOON_SECONDS)
+
+def end_server(pid: int | None) -> None:
+    """Kill a server that a daemon has left, if it is one and does not end by itself."""
+    deadline = time.monotonic() + _END_SECONDS
+    while pid is not None and "mps-server" in procfs.command_line(pid):
+        if time.monotonic() > deadline:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(_SOON_SECONDS)
 
 
 def _alive(pids: list[int]) -> frozenset[MpsClient]:
