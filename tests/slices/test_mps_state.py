@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.slices.mps_state import (
@@ -82,6 +82,7 @@ def test_a_server_that_does_not_start_is_given_up() -> None:
     assert "no server started" in state.why
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(observations, max_size=30))
 def test_clients_of_a_failed_server_and_new_ones_never_meet(seen: list[MpsObservation]) -> None:
     state = ServerState()

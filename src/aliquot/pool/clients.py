@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aliquot.pool.account import Account, Surroundings
 
-_START_SECONDS = 90.0
+_START_SECONDS = 240.0
 
 
 class ServerError(Exception):

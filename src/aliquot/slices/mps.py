@@ -40,7 +40,8 @@ LOW_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
 INSTEAD = "Or use --isolation soft."
 
 _LONGEST_SOCKET = 107 - len("/control_privileged")
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 60.0  # until the clients of before are gone
+_START_SECONDS = 150.0
 _POLL_SECONDS = 0.05
 _TERMINATE_SECONDS = 5.0
 
@@ -176,7 +177,7 @@ def _start_watcher(state: StateDirectory, folder: ServerFolder) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_WAIT_SECONDS,
+            timeout=_START_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

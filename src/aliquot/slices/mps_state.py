@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 LINGER_SECONDS = 10.0  # without a grant, before the server ends
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 
 class MpsPhase(StrEnum):

@@ -32,6 +32,7 @@ from aliquot.model.errors import AliquotError, MpsError
 from aliquot.slices import control, mps, procfs
 from aliquot.slices.mps_control import control_program
 from aliquot.slices.mps_state import (
+    START_SECONDS,
     MpsAction,
     MpsClient,
     MpsObservation,
@@ -214,7 +215,7 @@ class Watcher:
 
     def _start_server(self) -> None:
         """Ask for a server; the daemon may need a moment until it listens."""
-        deadline = time.monotonic() + _QUIT_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         while True:
             try:
                 self._control.start_server(os.geteuid())
