@@ -24,13 +24,13 @@
 /* One that cannot be measured, because it has no work, does not keep the others waiting for longer. */
 #define MEASURE_PATIENCE_NS (50 * MILLISECOND_NS)
 /* A sum fades when it has reached so much: the last moments count most. */
-#define TOOK_MOST_NS (500.0 * (double)MILLISECOND_NS)
+#define TOOK_MOST_NS (2000.0 * (double)MILLISECOND_NS)
 #define SUM_MOST_NS (200.0 * (double)MILLISECOND_NS)
 #define RATE_MOST 16.0
 /* If the newest sum of so much differs from the old one by so much, the work is another: only the newest
  * counts. */
-#define NEWEST_MOST_NS (50.0 * (double)MILLISECOND_NS)
-#define NEWEST_DIFFERS 1.2
+#define NEWEST_MOST_NS (100.0 * (double)MILLISECOND_NS)
+#define NEWEST_DIFFERS 1.5
 /* How far one may be ahead of its companions, in its own progress. */
 #define LEAD_NS (700.0 * (double)MICROSECOND_NS)
 /* How far ahead of what it has done it gets credit: more than one that has the GPU for itself, because no

@@ -20,6 +20,7 @@ from aliquot.slices import mps, mps_control, mps_watcher, procfs
 from aliquot.slices.mps import ServerFolder
 from aliquot.slices.mps_control import Control
 from aliquot.slices.mps_state import MpsClient, MpsPhase
+from aliquot.slices.state_directory import StateDirectory
 from support import uuid_of
 
 GPU = uuid_of(0)
@@ -121,13 +122,24 @@ def test_a_server_is_started_again_when_its_daemon_died(
     assert procfs.started_at(server) is None
 
 
-def test_no_server_is_left_when_its_folder_or_daemon_is_gone(
+def test_a_server_whose_folder_is_gone_ends_at_once(
     folder: ServerFolder, control: Control, watcher: mps_watcher.Watcher
 ) -> None:
     server = control.servers()[0]
     shutil.rmtree(folder.path)
-    watcher.quit()
+    watcher.tend()
+    assert not watcher.is_needed
     assert procfs.started_at(server) is None
+
+
+def test_without_an_arbiter_a_server_is_wanted_for_a_minute(short_tmp: Path) -> None:
+    now = [100.0]
+    wanted = mps_watcher.wants_server(StateDirectory(short_tmp), GPU, lambda: now[0])
+    assert wanted()
+    now[0] += 59
+    assert wanted()
+    now[0] += 2
+    assert not wanted()
 
 
 def test_a_killed_watchers_daemon_is_adopted(

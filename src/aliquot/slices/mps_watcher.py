@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -52,6 +53,7 @@ PERIOD_SECONDS = 1.0
 _SOON_SECONDS = 0.05  # while it starts
 _QUIT_SECONDS = 10.0
 _END_SECONDS = 2.0
+_ARBITER_AWAY_SECONDS = 60.0
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 _PID_FILE = "nvidia-cuda-mps-control.pid"
@@ -122,15 +124,28 @@ class Watcher:
         new.write_text(json.dumps(content), "utf-8")
         new.replace(self._folder.path / mps.RECORD)
 
+    def tend(self) -> None:
+        """Look once; a server whose folder was removed ends at once."""
+        if not self._folder.path.is_dir():
+            self.state = replace(self.state, phase=MpsPhase.ENDED)
+            self.quit()
+            return
+        try:
+            self.look()
+        except (OSError, AliquotError) as error:  # a full disk, say: the clients go on
+            sys.stderr.write(f"{error!r}\n")
+            sys.stderr.flush()
+
     def quit(self) -> None:
         """End the daemon and its servers."""
         servers = {self.state.server}
-        with suppress(AliquotError):
-            servers |= set(self._control.servers())
-            self._control.quit()
-        deadline = time.monotonic() + _QUIT_SECONDS
-        while self._daemon_pid() is not None and time.monotonic() < deadline:
-            time.sleep(_SOON_SECONDS)
+        if self._control.pipes.is_dir():  # else nobody could ask it
+            with suppress(AliquotError):
+                servers |= set(self._control.servers())
+                self._control.quit()
+            deadline = time.monotonic() + _QUIT_SECONDS
+            while self._daemon_pid() is not None and time.monotonic() < deadline:
+                time.sleep(_SOON_SECONDS)
         self.kill_daemon()
         for server in servers - {None}:
             end_server(server)
@@ -287,22 +302,32 @@ def _appends(pid: int) -> bool:
     return False
 
 
-def wants_server(state: StateDirectory, gpu: str) -> Callable[[], bool]:
-    """Whether a grant of this user is for clients of the server of a GPU."""
+def wants_server(
+    state: StateDirectory, gpu: str, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], bool]:
+    """Whether a grant of this user is for clients of the server of a GPU.
+
+    While no arbiter runs, the grants that it left count: the next one adopts them. If none comes
+    for a minute they do not.
+    """
+    known, seen = True, clock()
 
     def wanted() -> bool:
+        nonlocal known, seen
         try:
             status = control.status(state.directory)
         except control.SilentArbiterError:
-            return True
+            return known
         except control.NoArbiterError:
-            return bool(state.grants)  # the next one adopts them
-        return any(
+            return known and clock() - seen < _ARBITER_AWAY_SECONDS
+        seen = clock()
+        known = any(
             grant.isolation is Isolation.MPS
             and grant.owner_uid == status.asker_uid
             and any(part.gpu_uuid == gpu for part in grant.slices)
             for grant in status.grants
         )
+        return known
 
     return wanted
 
@@ -353,7 +378,7 @@ def _run(watcher: Watcher, folder: ServerFolder, announce: int) -> NoReturn:
         for source, standard in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, standard)
         with mps.locked(folder.path / mps.WATCHER, wait=False):
-            _serve(watcher, folder, announce)
+            _serve(watcher, announce)
     except BaseException as error:  # noqa: BLE001 - the last word of this process
         with suppress(OSError):
             os.write(announce, str(getattr(error, "message", error)).encode())
@@ -363,7 +388,7 @@ def _run(watcher: Watcher, folder: ServerFolder, announce: int) -> NoReturn:
     os._exit(0)
 
 
-def _serve(watcher: Watcher, folder: ServerFolder, announce: int) -> None:
+def _serve(watcher: Watcher, announce: int) -> None:
     """Start the server, say so, and keep it until it ends."""
     try:
         watcher.begin()
@@ -376,14 +401,7 @@ def _serve(watcher: Watcher, folder: ServerFolder, announce: int) -> None:
     os.close(announce)
     while watcher.is_needed:
         time.sleep(watcher.period)
-        if not folder.path.is_dir():
-            watcher.quit()
-            return
-        try:
-            watcher.look()
-        except (OSError, AliquotError) as error:  # a full disk, say: the clients go on
-            sys.stderr.write(f"{error!r}\n")
-            sys.stderr.flush()
+        watcher.tend()
 
 
 if __name__ == "__main__":
