@@ -56,10 +56,12 @@ def watcher(
     folder: ServerFolder, control: Control, wanted: list[bool]
 ) -> Iterator[mps_watcher.Watcher]:
     made = mps_watcher.Watcher(folder, control, lambda: wanted[0])
-    made.begin()
-    made.wait_for_start()
-    yield made
-    made.quit()
+    try:
+        made.begin()
+        made.wait_for_start()
+        yield made
+    finally:
+        made.quit()
 
 
 @pytest.fixture
