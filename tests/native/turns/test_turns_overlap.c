@@ -202,15 +202,13 @@ int main(void)
 	for (unsigned i = 0; i < sizeof(splits) / sizeof(*splits); i++)
 		two_have_their_shares_of_progress_and_more_together(&splits[i], 1, 1);
 	two_have_their_shares_of_progress_and_more_together(&splits[1], 3, 1);
-	two_have_their_shares_of_progress_and_more_together(&splits[1], 0.3, 1);
 	two_have_their_shares_of_progress_and_more_together(&splits[1], 1, 0.3);
-	two_have_their_shares_of_progress_and_more_together(&splits[1], 1, 3);
 	three_have_their_shares_of_progress();
 	hard_slices_never_overlap();
 	a_soft_slice_beside_clients_has_its_share_of_the_time();
 	one_that_does_not_use_its_share_leaves_it_and_saves_nothing_up();
 	times_are_learned_only_alone_and_in_little_of_the_time();
-	for (unsigned seed = 0; seed < 4; seed++)
+	for (unsigned seed = 0; seed < 2; seed++)
 		clients_that_come_and_go_always_go_on(seed);
 	return 0;
 }
