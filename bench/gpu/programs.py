@@ -1,10 +1,10 @@
 """The programs of a benchmark, where they run, and what they are told.
 
 A program is started once per benchmark: in a grant of its own (`aliquot run`, with or without
-`--swap`), on the GPU as it is, or as a client of MPS. Shares are changed between cases on the
-running grants, as `aliquot resize` does. The grants are of an arbiter of this benchmark's own; the
-MPS daemon is its own too, in a private folder. When the stage closes, all that it started has
-ended.
+`--swap`, or with `--isolation mps`), on the GPU as it is, or as a client of MPS. Shares are changed
+between cases on the running grants, as `aliquot resize` does. The grants are of an arbiter of this
+benchmark's own; the MPS daemon is its own too, in a private folder. When the stage closes, all that
+it started has ended.
 
 Every wait has a deadline, and what programs write to standard error goes to files.
 """
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 GRANT, SWAP, PLAIN, MPS, MPS_LOW = "grant", "swap", "plain", "mps", "mps-low"
-IN_GRANTS = frozenset({GRANT, SWAP})
+MPS_GRANT, MPS_GRANT_LOW = "mps-grant", "mps-grant-low"  # the latter begins in the background
+IN_GRANTS = frozenset({GRANT, SWAP, MPS_GRANT, MPS_GRANT_LOW})
 START_SECONDS = 80.0
 STOP_SECONDS = 15.0
 PATIENCE_SECONDS = 30.0  # beyond what a command should take
@@ -228,7 +229,8 @@ class Stage:
         command += [str(spec.processes)] if spec.processes > 1 else []
         if spec.where in IN_GRANTS:
             command = [*self._aliquot_run(spec), "--", *command]
-        self.shares[spec] = Share()
+        low = spec.where == MPS_GRANT_LOW
+        self.shares[spec] = Share(priority=Priority.BACKGROUND) if low else Share()
         log = self.folder / f"{spec.name}.log"
         self.tenants[spec] = Tenant(spec, command, self._environment(spec), log)
 
@@ -237,6 +239,8 @@ class Stage:
         where = ["--simulate", self.simulate] if self.simulate else []
         command = [sys.executable, "-m", "aliquot", "run", *where]
         command += ["--swap"] if spec.where == SWAP else []
+        command += ["--isolation", "mps"] if spec.where in {MPS_GRANT, MPS_GRANT_LOW} else []
+        command += ["--priority", "background"] if spec.where == MPS_GRANT_LOW else []
         return [*command, "--name", spec.name, "--memory", memory]
 
     def _environment(self, spec: Spec) -> dict[str, str]:

@@ -8,6 +8,7 @@ says that it is ready. Whatever else is printed in this process goes to standard
 
     {"do": "run", "at": T, "seconds": S}    work from T (CLOCK_MONOTONIC) on, for S seconds
     {..., "every": P}                       one step every P seconds; each one's latency is told
+    {..., "every": P, "random": SEED}       the same, at random times, on average every P seconds
     {..., "on": A, "off": B}                by turns at work for A seconds and idle for B
     {..., "core": N}                        launch from this core
     {"do": "illegal"}, {"do": "forever"}    a kernel that faults, a kernel that never ends
@@ -20,8 +21,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -32,6 +35,7 @@ Answer = dict[str, Any]
 
 CLOSEST_SECONDS = 0.0005  # two stamps are no closer than this
 SPIN_SECONDS = 0.002
+LEAST_GAP_SECONDS = 0.002  # between the beginnings of two steps that come at random times
 
 
 class Workload(Protocol):
@@ -88,7 +92,7 @@ def run(workload: Workload, command: Answer) -> Answer:
     started = time.monotonic()
     stamps.add(0, last=True)
     if "every" in command:
-        told["latencies_ms"] = paced(workload, stamps, end, command["every"])
+        told["latencies_ms"] = paced(workload, stamps, end, gaps(command))
     elif "on" in command:
         told["turns"] = by_turns(workload, stamps, end, command["on"], command["off"])
     else:
@@ -108,7 +112,17 @@ def run(workload: Workload, command: Answer) -> Answer:
     }
 
 
-def paced(workload: Workload, stamps: Stamps, end: float, every: float) -> list[float]:
+def gaps(command: Answer) -> Iterator[float]:
+    """The times between two steps: always the same, or random ones with the same mean."""
+    every, seed = command["every"], command.get("random")
+    if seed is None:
+        yield from itertools.repeat(every)
+    source = random.Random(seed)  # noqa: S311 - the same for every way
+    while True:
+        yield LEAST_GAP_SECONDS + source.expovariate(1 / (every - LEAST_GAP_SECONDS))
+
+
+def paced(workload: Workload, stamps: Stamps, end: float, between: Iterator[float]) -> list[float]:
     latencies = []
     due = time.monotonic()
     while due < end:
@@ -116,7 +130,7 @@ def paced(workload: Workload, stamps: Stamps, end: float, every: float) -> list[
         before = time.monotonic()
         stamps.add(workload.step())
         latencies.append(round((time.monotonic() - before) * 1e3, 4))
-        due += every
+        due = max(due + next(between), time.monotonic())
     return latencies
 
 

@@ -158,6 +158,7 @@ int arbiter_run(const struct options *options, struct state *state, struct super
 		.pool_admits = options->pool_admits,
 		.ends_unjoined = options->ends_unjoined,
 		.overcommit_percent = options->overcommit_percent,
+		.mps = options->mps,
 		.linger.fire = on_linger_over,
 		.cleanup.fire = cleanup_on_timer,
 		.measure.fire = measure_on_timer,

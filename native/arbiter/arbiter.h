@@ -53,6 +53,7 @@ struct arbiter {
 
 	unsigned live_count, ending_count; /* processes of all grants */
 	struct timer cleanup, measure, parking;
+	const char *mps;              /* which GPUs allow MPS (mps.h) */
 	unsigned overcommit_percent;  /* of a GPU's memory that swappable slices may ask for together */
 	uint64_t rotated_at;          /* rotation.h's: its last look */
 	double moving[NVML_MAX_GPUS]; /* the part of the last minute in which memory moved for turns */

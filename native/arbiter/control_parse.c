@@ -230,7 +230,7 @@ static const char *parse_switch(struct text text, bool *out)
 	if (*out)
 		return "a setting is given twice";
 	*out = equals(text, "1");
-	return *out ? NULL : "kept, swap, gradual and dry-run must be 1 or left out";
+	return *out ? NULL : "kept, swap, mps, gradual and dry-run must be 1 or left out";
 }
 
 static const char *parse_park_after(struct text text, struct control_request *out)
@@ -335,7 +335,7 @@ static bool takes_slices(const struct control_request *request)
 static const char *const settings_of[] = {
 	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
 					 "alone=1, swap=1, park-after=MILLISECONDS, park-if=wanted, "
-					 "swap-wait=MILLISECONDS, spill=BYTES, owner=UID, "
+					 "swap-wait=MILLISECONDS, spill=BYTES, mps=1, owner=UID, "
 					 "pid=PID, started=TICKS and "
 					 "slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1, dry-run=1 and slice=...",
@@ -380,6 +380,8 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_swap_wait(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "spill"))
 		return parse_spill(value, out);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "mps"))
+		return parse_switch(value, &out->mps);
 	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "gradual"))
 		return parse_switch(value, &out->gradual);
 	if (has_value && out->kind == CONTROL_RESIZE && equals(key, "dry-run"))
@@ -417,6 +419,8 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "park-if needs park-after=MILLISECONDS";
 	if (out->spill_bytes && (out->swap || out->slice_count > 1))
 		return "a grant with spill has one slice, and no swap=1";
+	if (out->mps && (out->swap || out->spill_bytes || *out->together || out->slice_count > 1))
+		return "a grant with mps=1 has one slice, and no swap=1, spill or together";
 	bool lacks = (out->kind == CONTROL_SET_STATE && !out->has_state) ||
 	             (out->kind == CONTROL_MOVE && !out->has_place) ||
 	             (out->kind == CONTROL_SET_CGROUP && !*out->cgroup);

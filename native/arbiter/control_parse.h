@@ -7,7 +7,8 @@
  *   limits
  *   read-users
  *   make name=NAME [kept=1 [pid=PID started=TICKS]] [together=NAME] [label=NAME] [apart=NAME,...] [alone=1]
- *        [swap=1 [park-after=MILLISECONDS [park-if=wanted]]] [spill=BYTES] [owner=UID [pid=PID started=TICKS]]
+ *        [swap=1 [park-after=MILLISECONDS [park-if=wanted]]] [spill=BYTES] [mps=1]
+ *        [owner=UID [pid=PID started=TICKS]]
  *        slice=UUID,memory=BYTES[,compute=PERCENT][,policy=P][,priority=P] ...
  *   resize name=NAME [gradual=1] [dry-run=1] slice=UUID[,memory=BYTES][,compute=PERCENT][,...] ...
  *   set-state name=NAME to=active|switching|parked
@@ -35,6 +36,9 @@
  *
  * With spill=BYTES, for a grant with one slice and without swap, programs get so much of the host's memory when
  * the slice is full (spill.h).
+ *
+ * With mps=1, for a grant with one slice and without swap, spill and together, its programs are clients of an MPS
+ * server (mps.h).
  *
  * A resized slice names at least one setting; settings it does not name stay as they are. Exactly one
  * space separates two words, each key appears at most once, and numbers are decimal digits only. The
@@ -103,6 +107,7 @@ struct control_request {
 	bool park_if_wanted;              /* make: only if somebody wants its room */
 	uint64_t swap_wait_ms; /* make: it shall be off its GPU no longer; 0: the usual time */
 	uint64_t spill_bytes;  /* make: memory of the host beside the slice's; 0: none */
+	bool mps;              /* make: its programs are clients of an MPS server */
 	bool has_state;
 	enum aliquot_grant_state grant_state; /* set-state: the new state */
 	bool has_place;

@@ -253,7 +253,19 @@ static struct turns_settings settings_of(const struct grant *grant, uint32_t sli
 		.policy = (enum aliquot_policy)atomic_load(&limits->policy),
 		.priority = (enum aliquot_priority)atomic_load(&limits->priority),
 		.grant_state = grant_state(grant),
+		.mps = grant->record->mps,
 	};
+}
+
+/* A contender of the same user that is a client of the same MPS server; or NULL. */
+static struct contender *find_client(const struct credit *credit, uint32_t owner_uid,
+                                     const struct turns *turns)
+{
+	for (struct credit_grant *other = credit->grants; other; other = other->next)
+		if (other->owner_uid == owner_uid && other->slices[0].takes_part &&
+		    other->slices[0].contender.settings.mps && other->slices[0].contender.turns == turns)
+			return &other->slices[0].contender;
+	return NULL;
 }
 
 /* A contender of another grant with the same owner that is to run together with this one; or NULL. */
@@ -282,6 +294,8 @@ int credit_add_grant(struct grant *grant)
 	memcpy(added->together, grant->record->together, sizeof(added->together) - 1);
 	pthread_mutex_lock(&credit->lock);
 	struct contender *joint = find_group(credit, added);
+	if (grant->record->mps && grant->gpus[0])
+		joint = find_client(credit, added->owner_uid, turns_of(grant, 0));
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		struct credit_slice *slice = &added->slices[i];
 		struct turns_settings settings = settings_of(grant, i);

@@ -33,6 +33,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	grant->record->parked.if_wanted = request->park_if_wanted;
 	memcpy(grant->record->together, request->together, sizeof(grant->record->together));
 	grant->record->neighbours = request->neighbours;
+	grant->record->mps = request->mps;
 	limits->slice_count = grant->slice_count;
 	limits->owner_uid = owner->uid;
 	limits->owner_pid = owner->pid;

@@ -3,6 +3,7 @@
 #include "capacity.h"
 #include "enum_names.h"
 #include "log.h"
+#include "mps.h"
 
 static void write_state(struct grant *grant, enum aliquot_grant_state state)
 {
@@ -70,6 +71,8 @@ bool grant_state_set(struct grant *grant, enum aliquot_grant_state state, struct
 	enum aliquot_grant_state before = grant_state(grant);
 	if (before == state)
 		return true;
+	if (before == ALIQUOT_GRANT_ACTIVE && !mps_may_leave(grant, failure))
+		return false;
 	if (before == ALIQUOT_GRANT_PARKED && !fits_again(grant, false, failure))
 		return false;
 	write_state(grant, state);

@@ -12,6 +12,7 @@
 #include "movers.h"
 #include "processes.h"
 #include "residence.h"
+#include "mps.h"
 #include "spill.h"
 #include "unjoined.h"
 
@@ -174,7 +175,8 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 		aliquot_uuid_write(asked->uuid, uuid);
 		if (!gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no GPU %s", uuid);
-		if (!has_memory(arbiter, gpu, request, asked->memory_bytes, waits, failure) ||
+		if (!mps_check(arbiter, gpu, request, failure) ||
+		    !has_memory(arbiter, gpu, request, asked->memory_bytes, waits, failure) ||
 		    !capacity_check_compute(arbiter, gpu, asked, uid, NULL, failure) ||
 		    !neighbours_check(arbiter, gpu, &newcomer, failure))
 			return false;

@@ -46,7 +46,8 @@ static void learn_context(struct process *process, uint32_t slice, uint64_t figu
 	struct grant *grant = process->grant;
 	struct gpu *gpu = grant->gpus[slice];
 	uint32_t bit = 1u << slice;
-	if (process->measured & bit)
+	if (process->measured & bit ||
+	    grant->record->mps) /* a client's context is smaller than others */
 		return;
 	process->measured |= bit;
 	uint64_t held = ledger_held(&grant->usage->slices[slice], process->slot);

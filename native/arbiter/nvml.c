@@ -179,6 +179,8 @@ bool nvml_open(struct nvml *nvml, const char *path, struct failure *failure)
 	memcpy(&nvml->memory_v2, &memory_v2, sizeof(memory_v2));
 	nvml->compute_list = look_up_list(nvml, "nvmlDeviceGetComputeRunningProcesses_v3",
 	                                  "nvmlDeviceGetComputeRunningProcesses_v2");
+	nvml->mps_list = look_up_list(nvml, "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+	                              "nvmlDeviceGetMPSComputeRunningProcesses_v2");
 	nvml->graphics_list = look_up_list(nvml, "nvmlDeviceGetGraphicsRunningProcesses_v3",
 	                                   "nvmlDeviceGetGraphicsRunningProcesses_v2");
 	if (!nvml->compute_list)
@@ -295,7 +297,8 @@ static int by_pid(const void *left, const void *right)
 	return (a > b) - (a < b);
 }
 
-/* A process that computes and draws is in both lists, each time with all its bytes. */
+/* A process that computes and draws is in both lists, each time with all its bytes. So may be a client
+ * of an MPS server. */
 static size_t merge_clients(struct gpu_client *clients, size_t count)
 {
 	size_t kept = 0;
@@ -332,7 +335,9 @@ struct gpu_snapshot *nvml_snapshot(struct nvml *nvml, unsigned gpu)
 	uint64_t total;
 	size_t used = 0;
 	read.told = device && append_clients(nvml, nvml->compute_list, true, device, &used);
-	/* Graphics processes are optional: not every driver lists them. */
+	/* Clients of MPS servers and graphics processes are optional: not every driver lists them. */
+	if (read.told && nvml->mps_list)
+		append_clients(nvml, nvml->mps_list, true, device, &used);
 	if (read.told && nvml->graphics_list)
 		append_clients(nvml, nvml->graphics_list, false, device, &used);
 	if (used)

@@ -75,6 +75,7 @@ struct nvml {
 	nvmlReturn_t (*memory)(nvmlDevice_t device, nvmlMemory_t *memory);
 	nvmlReturn_t (*memory_v2)(nvmlDevice_t device, nvmlMemory_v2_t *memory); /* or NULL */
 	nvml_list *compute_list;
+	nvml_list *mps_list;                                         /* or NULL */
 	nvml_list *graphics_list;                                    /* or NULL */
 	char driver_version[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE]; /* when it was opened */
 	struct gpu *gpus;

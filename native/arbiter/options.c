@@ -1,5 +1,7 @@
 #include "options.h"
 
+#include "mps.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +9,8 @@
 static const char usage[] =
 	"usage: aliquot-arbiter --state DIR --nvml PATH [--cuda PATH] [--host-memory BYTES]\n"
 	"                       [--overcommit PERCENT] [--users FILE] [--linger SECONDS]\n"
-	"                       [--unjoined POLICY] [--admission WHO] [--foreground | --check]\n"
+	"                       [--mps GPUS] [--unjoined POLICY]\n"
+	"                       [--admission WHO] [--foreground | --check]\n"
 	"Decides which program may use a GPU now. `aliquot run` starts it; you rarely need to.\n"
 	"  --state DIR        directory of the grants; one arbiter per directory\n"
 	"  --nvml PATH        the libnvidia-ml.so.1 to use\n"
@@ -21,6 +24,10 @@ static const char usage[] =
 	"                     of each GPU's memory, that slices may have together whose memory can "
 	"leave:\n"
 	"                     above 100 (the default) they take turns with it\n"
+	"  --mps GPUS         the GPUs whose slices may be clients of an MPS server: all (the "
+	"default), "
+	"none,\n"
+	"                     or UUIDs separated by commas\n"
 	"  --users FILE       limits of users, lines of: user NAME memory 40GiB compute 50 grants 4\n"
 	"                     (NAME * is everybody else); FILE may be missing\n"
 	"  --linger SECONDS   end this long after the last grant has ended (0, the default: never)\n"
@@ -87,8 +94,8 @@ int options_parse(int argc, char **argv, struct options *out)
 		bool known = !strcmp(option, "--state") || !strcmp(option, "--nvml") ||
 		             !strcmp(option, "--cuda") || !strcmp(option, "--host-memory") ||
 		             !strcmp(option, "--overcommit") || !strcmp(option, "--users") ||
-		             !strcmp(option, "--linger") || !strcmp(option, "--unjoined") ||
-		             !strcmp(option, "--admission");
+		             !strcmp(option, "--mps") || !strcmp(option, "--linger") ||
+		             !strcmp(option, "--unjoined") || !strcmp(option, "--admission");
 		if (!known)
 			return usage_error("unknown option ", option);
 		if (++i == argc)
@@ -101,7 +108,11 @@ int options_parse(int argc, char **argv, struct options *out)
 			out->cuda = argv[i];
 		else if (!strcmp(option, "--users"))
 			out->users = argv[i];
-		else if (!strcmp(option, "--host-memory")) {
+		else if (!strcmp(option, "--mps")) {
+			if (!mps_is_policy(argv[i]))
+				return usage_error("not all, none, or UUIDs of GPUs: ", argv[i]);
+			out->mps = argv[i];
+		} else if (!strcmp(option, "--host-memory")) {
 			if (!parse_bytes(argv[i], &out->host_bytes))
 				return usage_error("not a number of bytes: ", argv[i]);
 		} else if (!strcmp(option, "--overcommit")) {

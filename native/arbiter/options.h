@@ -14,6 +14,7 @@ struct options {
 	const char *cuda;    /* NULL: no memory can move */
 	uint64_t host_bytes; /* of the host, for memory that has left its GPU; 0: as many as is usual */
 	unsigned overcommit_percent; /* of a GPU's memory, for swappable slices together; 100 or more */
+	const char *mps;             /* see mps.h; NULL: all */
 	const char *users;           /* NULL: users have no limits */
 	unsigned linger_seconds;     /* 0: never ends by itself */
 	bool ends_unjoined;          /* see unjoined.h */

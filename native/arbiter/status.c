@@ -6,6 +6,7 @@
 #include "grants.h"
 #include "mover_processes.h"
 #include "movers.h"
+#include "mps.h"
 #include "page_file.h"
 #include "parking.h"
 #include "rotation.h"
@@ -80,6 +81,7 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 	json_bool(out, "context_is_measured", gpu->context_bytes);
 	movers_write(arbiter, gpu, out);
 	rotation_write_gpu(arbiter, number, out);
+	json_bool(out, "allows_mps", mps_is_allowed(arbiter->mps, gpu->uuid));
 	write_figures(&gpu->figures, out);
 	write_strangers(arbiter, gpu, snapshot, out);
 	json_open(out, "compute", '{');
@@ -256,6 +258,7 @@ static void write_grant(struct grant *grant, bool visible, struct json *out)
 	residence_write(grant, out);
 	parking_write(grant, visible, out);
 	spill_write(grant, out);
+	mps_write(grant, out);
 	rotation_write(grant, out);
 	bool parked = grant_state(grant) == ALIQUOT_GRANT_PARKED;
 	json_number(out, "staying_bytes", parked ? residence_staying_bytes(grant) : 0);
@@ -299,6 +302,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_bool(out, "knows_parking", true);
 	json_bool(out, "knows_spill", true);
 	json_bool(out, "knows_swap_wait", true);
+	json_bool(out, "knows_mps", true);
 	json_number(out, "overcommit_percent", arbiter->overcommit_percent);
 	json_number(out, "host_memory_bytes", arbiter->movers.processes->most_bytes);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");

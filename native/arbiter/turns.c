@@ -50,6 +50,8 @@ static bool is_before(const struct contender *one, const struct contender *other
 		return !other || is_called;
 	if (contender_class(one) != contender_class(other))
 		return contender_class(one) < contender_class(other);
+	if (one == one->turns->measured || other == one->turns->measured)
+		return one == one->turns->measured;
 	return contender_group_used(one) < contender_group_used(other);
 }
 
@@ -171,7 +173,7 @@ static bool needs_turns(const struct turns *turns)
 			continue;
 		if (contender_is_hard(contender) && contender->state != CONTENDER_EXEMPT)
 			return true;
-		contends |= first && !contender_is_companion(first, contender);
+		contends |= first && (!contender_is_companion(first, contender) || first->settings.mps);
 		first = contender;
 	}
 	return contends;
@@ -181,6 +183,7 @@ static bool needs_turns(const struct turns *turns)
 static void stop_turns(struct turns *turns, uint64_t now)
 {
 	turns->holder = NULL;
+	turns_forget_measured(turns, now);
 	EACH (contender, turns) {
 		bool only = !turns->contenders->next && !contender_is_hard(contender);
 		if (contender->state != CONTENDER_OUT && contender->state != CONTENDER_EXEMPT)
@@ -191,6 +194,7 @@ static void stop_turns(struct turns *turns, uint64_t now)
 			contender_hold_out(contender);
 		contender->waits_at = 0;
 		contender->called = false;
+		contender->progress = 0;
 	}
 }
 
@@ -216,6 +220,7 @@ static void take_turns(struct turns *turns, uint64_t now)
 		active += contender->active;
 	}
 	turns->round_ns = active * WINDOW_USUAL_NS > ROUND_NS ? active * WINDOW_USUAL_NS : ROUND_NS;
+	turns_measure_overlapping(turns, now);
 	if (turns->holder)
 		gather_companions(turns, now);
 	struct contender *next = choose_next(turns);
@@ -225,8 +230,11 @@ static void take_turns(struct turns *turns, uint64_t now)
 		contender_begin_window(next, now);
 	if (turns->holder)
 		gather_companions(turns, now);
+	turns_bound_progress(turns);
 	EACH (contender, turns) {
-		if (contender->state == CONTENDER_HOLDS)
+		if (contender->state == CONTENDER_HOLDS && contender_is_ahead(contender))
+			contender_hold_back(contender);
+		else if (contender->state == CONTENDER_HOLDS)
 			contender_give(contender, now);
 		else if (contender->state == CONTENDER_OUT)
 			contender_hold_out(contender);
@@ -265,8 +273,12 @@ uint64_t turns_look(struct turns *turns, uint64_t now)
 	turns->looked_at = now;
 	forgive_gap(turns, passed, now);
 	turns_charge(turns, passed);
-	EACH (contender, turns)
-		contender_look(contender, contender_is_on_the_gpu(contender) ? sharers : 0, now);
+	bool alone = turns_on_the_gpu(turns) == 1;
+	EACH (contender, turns) {
+		bool on_the_gpu = contender_is_on_the_gpu(contender);
+		contender_look(contender, on_the_gpu ? sharers : 0, on_the_gpu && alone ? passed : 0, now);
+	}
+	turns_sum_progress(turns, passed);
 	bool needed = needs_turns(turns);
 	if (needed && !turns->contended)
 		begin_turns(turns, now);

@@ -31,6 +31,10 @@
  * GPU at the same time, under the GPU's own time-slicing, in one window for the sum of their weights.
  * Their used time advances together, and each is charged its part of the time.
  *
+ * Clients of one MPS server are a group on one GPU, whose kernels run at the same time (overlap.h). They
+ * are companions, but those that are `hard` or were not measured yet; and no kernel of theirs waits for
+ * another's. In their common window each gets credit by its progress.
+ *
  * No clock, no system call, no lock: the caller passes the time and gets the time of the next look;
  * the pages are plain memory. Guarantee: whatever the work pages say, every contender with work that
  * is not in the background, not `hard` and out of tokens, and has only processes that gates can hold,
@@ -54,6 +58,7 @@ struct turns_settings {
 	enum aliquot_policy policy;
 	enum aliquot_priority priority;
 	enum aliquot_grant_state grant_state; /* the same for all slices of a grant */
+	bool mps; /* the same for all of a group: they are clients of one MPS server */
 };
 
 /* Counters of a contender; they only grow. */
@@ -94,6 +99,12 @@ enum contender_state {
 	CONTENDER_EXEMPT,  /* was overdue too often: its gates are open for a while */
 };
 
+/* Of a client of an MPS server, while it had the GPU for itself: the time, and what its quanta of that time
+ * were estimated to take. Both fade. */
+struct turns_sums {
+	double took_ns, estimated_ns;
+};
+
 /* One slice on its GPU. The caller owns the memory from turns_add to turns_remove. */
 struct contender {
 	struct turns *turns;
@@ -127,6 +138,14 @@ struct contender {
 	uint64_t longest_ns;  /* the longest of its recent drains */
 	uint64_t fallback_at; /* the last fallback */
 	unsigned fallbacks_in_a_row;
+	/* Of a client of an MPS server: */
+	double progress; /* ns for each percent of its weight */
+	double did_ns;   /* its progress since the last look */
+	struct turns_sums measured_sums, newest_sums;
+	uint64_t unfinished_ns; /* time that it has it for itself, since a quantum ended */
+	bool finishes;          /* and one ended before that */
+	uint64_t measured_ns;   /* such time in all */
+	uint64_t measured_at;   /* when it last had the GPU for that */
 };
 
 /* One GPU. */
@@ -137,6 +156,11 @@ struct turns {
 	uint64_t looked_at;
 	uint64_t round_ns;
 	bool contended; /* contenders take turns */
+	/* Of clients of MPS servers: */
+	struct contender
+		*measured;            /* has the GPU for itself, or is about to, to be measured; or NULL */
+	uint64_t measure_at;      /* since when it is `measured`; or when the next one is */
+	double passed_ns, did_ns; /* sums, fading: time in which several worked, and their progress */
 };
 
 void turns_init(struct turns *turns, uint64_t now);

@@ -103,24 +103,30 @@ unsigned turns_sharers(const struct turns *turns)
 			continue;
 		if (first && !contender_is_companion(first, contender))
 			return 0;
+		if (first && contender->settings.mps)
+			return 0; /* they work at the same time: no time is that of one */
 		first = contender;
 		sharers += count_busy(contender);
 	}
-	return sharers;
+	return first && first->settings.mps && sharers > 1 ? 0 : sharers;
 }
 
-void contender_look(struct contender *contender, unsigned sharers, uint64_t now)
+void contender_look(struct contender *contender, unsigned sharers, uint64_t passed, uint64_t now)
 {
-	bool pending = false, moved = false;
+	bool pending = false, moved = false, had_work = contender->pending;
+	uint64_t finished_ns = 0;
 	EACH_WORKER (worker, contender) {
 		uint64_t done = worker->view.done;
 		work_look(worker, now);
+		finished_ns += worker->view.finished_ns;
 		if (work_is_unheld(worker))
 			work_limit(worker, 0);
 		work_time(worker, done, sharers, now);
 		pending |= worker->pending;
 		moved |= worker->gated && worker->moved_at == now;
 	}
+	if (contender->settings.mps)
+		contender_note_progress(contender, finished_ns, had_work && pending ? passed : 0);
 	notice_pending(contender, pending, now);
 	notice_active(contender, moved, now);
 }
@@ -206,7 +212,9 @@ void turns_charge(struct turns *turns, uint64_t passed)
 	unsigned on_the_gpu = turns_on_the_gpu(turns), moving = count_moving(turns);
 	EACH (contender, turns) {
 		double part = turns->contended ? (double)passed * part_of(contender, on_the_gpu) : 0;
-		if (turns->contended && !is_still(contender))
+		if (turns->contended && turns->did_ns > 0 && contender_overlaps(contender))
+			contender->figures.used_ns += (uint64_t)contender_used_ns(contender);
+		else if (turns->contended && !is_still(contender))
 			contender->figures.used_ns += (uint64_t)((double)passed * part_of(contender, moving));
 		contender->used += contender_runs_beside(contender) ? part / contender->weight
 		                                                    : advance_of(contender, part);

@@ -54,6 +54,8 @@ void turns_remove(struct contender *contender)
 	while (contender->workers)
 		turns_leave(contender, contender->workers);
 	contender_leave_window(contender);
+	if (turns->measured == contender)
+		turns_forget_measured(turns, turns->looked_at);
 	remove_from(contender, list_of(contender));
 	struct contender *before = contender;
 	while (before->joint != contender)
@@ -86,6 +88,12 @@ static void begin_worker(struct contender *contender, struct worker *worker)
 	}
 }
 
+static void end_common_window(struct contender *contender, uint64_t now)
+{
+	if (contender->state == CONTENDER_HOLDS)
+		contender_end_window(contender->turns->holder, false, now);
+}
+
 static void restore_tokens(struct contender *contender)
 {
 	contender->tokens = contender_tokens_most(contender);
@@ -95,7 +103,8 @@ static void restore_tokens(struct contender *contender)
 static bool is_same(const struct turns_settings *one, const struct turns_settings *other)
 {
 	return one->percent == other->percent && one->policy == other->policy &&
-	       one->priority == other->priority && one->grant_state == other->grant_state;
+	       one->priority == other->priority && one->grant_state == other->grant_state &&
+	       one->mps == other->mps;
 }
 
 void turns_change(struct contender *contender, const struct turns_settings *settings, uint64_t now)
@@ -104,9 +113,12 @@ void turns_change(struct contender *contender, const struct turns_settings *sett
 	if (is_same(&contender->settings, settings))
 		return;
 	/* Its companions may be others from now on. */
-	if (contender->state == CONTENDER_HOLDS && contender->settings.priority != settings->priority)
-		contender_end_window(contender->turns->holder, false, now);
+	if (contender->settings.priority != settings->priority ||
+	    (contender->settings.mps && contender->settings.policy != settings->policy))
+		end_common_window(contender, now);
 	contender->settings = *settings;
+	if (contender->turns->measured == contender)
+		turns_forget_measured(contender->turns, now);
 	if (list_of(contender) != before) {
 		remove_from(contender, before);
 		insert(contender);
@@ -126,6 +138,11 @@ void turns_enter(struct contender *contender, struct worker *worker,
 {
 	worker->next = contender->workers;
 	contender->workers = worker;
+	if (contender->settings
+	        .mps) { /* nothing is known of what it will do: it overlaps with nobody */
+		end_common_window(contender, now);
+		contender->measured_ns = 0;
+	}
 	work_connect(worker, work, credit, now);
 	begin_worker(contender, worker);
 }

@@ -19,7 +19,8 @@ bool contender_is_hard(const struct contender *contender)
 bool contender_is_companion(const struct contender *one, const struct contender *other)
 {
 	return one != other && one->group == other->group && one->turns == other->turns &&
-	       one->settings.priority == other->settings.priority;
+	       one->settings.priority == other->settings.priority &&
+	       (!one->settings.mps || (contender_overlaps(one) && contender_overlaps(other)));
 }
 
 double contender_least_used(const struct contender *contender)

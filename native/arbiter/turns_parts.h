@@ -3,6 +3,7 @@
  *
  * turns_parts.c    the class of a priority, what a policy allows, weights
  * turns_members.c  adding and removing contenders and their processes
+ * turns_overlap.c  clients of an MPS server, whose kernels run at the same time
  * turns_charge.c   observing contenders, and charging them for GPU time
  * turns_window.c   starting and ending windows, giving and taking back credit
  * turns_work.c     reading a process's work page, writing its credit page
@@ -63,13 +64,32 @@ void turns_weigh(struct turns *turns);
 /* The number of processes that had work on the GPU at the last look, which shares its time between
  * them; 0: they belong to contenders that do not hold together. */
 unsigned turns_sharers(const struct turns *turns);
-/* `sharers`: with how many processes one of this contender's shared the GPU; 0: the time is unknown. */
-void contender_look(struct contender *contender, unsigned sharers, uint64_t now);
+/* `sharers`: with how many processes one of this contender's shared the GPU; 0: the time is unknown.
+ * `passed`: for so long it had the GPU for itself; 0: it had not. */
+void contender_look(struct contender *contender, unsigned sharers, uint64_t passed, uint64_t now);
 void turns_charge(struct turns *turns, uint64_t passed);
 /* An overrun of more than a round, which it could not help, does not count any more. */
 void contender_forget_debt(struct contender *contender);
 /* Records the wait for credit that has just ended. */
 void contender_count_wait(struct contender *contender, uint64_t now);
+
+/* Whether its kernels may run at the same time as those of others of its group. */
+bool contender_overlaps(const struct contender *contender);
+/* Notes what it did since the last look; `passed` as above. */
+void contender_note_progress(struct contender *contender, uint64_t finished_ns, uint64_t passed);
+/* Whether it has progressed so far beyond its companions that it gets no more credit for now. */
+bool contender_is_ahead(const struct contender *contender);
+/* How far ahead it gets credit, if that is usually so far. */
+uint64_t contender_ahead_ns(const struct contender *contender, uint64_t usual_ns);
+/* The part of the time that it is said to have used, of that in which several work. */
+double contender_used_ns(const struct contender *contender);
+/* Now and then has one of those that work at the same time to itself, so that it is measured. */
+void turns_measure_overlapping(struct turns *turns, uint64_t now);
+uint64_t contender_measure_ns(const struct contender *contender);
+void turns_forget_measured(struct turns *turns, uint64_t now);
+/* Progress is not saved up: those that did not use their part fall behind so far and no further. */
+void turns_bound_progress(struct turns *turns);
+void turns_sum_progress(struct turns *turns, uint64_t passed);
 
 void contender_begin_window(struct contender *contender, uint64_t now);
 /* A companion of the holder gets credit until the holder's window ends. */
@@ -82,6 +102,8 @@ void contender_end_window(struct contender *contender, bool at_once, uint64_t no
 void contender_move_on(struct contender *contender, uint64_t now);
 void contender_set_state(struct contender *contender, enum contender_state state, uint64_t now);
 void contender_give(struct contender *contender, uint64_t now);
+/* It keeps the credit that it has. */
+void contender_hold_back(struct contender *contender);
 void contender_hold_out(struct contender *contender);
 void contender_open_gates(struct contender *contender);
 

@@ -49,12 +49,20 @@ void contender_give(struct contender *contender, uint64_t now)
 {
 	bool with_latency = turns_have_latency(contender->turns);
 	struct turns_due due = turns_due(contender->turns, now);
+	uint64_t ahead_ns = with_latency ? AHEAD_WITH_LATENCY_NS
+	                                 : contender_ahead_ns(contender, AHEAD_NS);
 	EACH_WORKER (worker, contender) {
 		work_set_ring(worker, false);
 		work_set_pace(worker, ALIQUOT_TURNS);
 		work_set_quantum(worker, quantum_of(contender->turns));
-		work_give(worker, with_latency ? AHEAD_WITH_LATENCY_NS : AHEAD_NS, &due, now);
+		work_give(worker, ahead_ns, &due, now);
 	}
+}
+
+void contender_hold_back(struct contender *contender)
+{
+	EACH_WORKER (worker, contender)
+		work_hold_back(worker);
 }
 
 void contender_open_gates(struct contender *contender)
@@ -159,7 +167,8 @@ static void begin_to_hold(struct contender *contender, uint64_t now)
 
 void contender_begin_window(struct contender *contender, uint64_t now)
 {
-	contender->window_ns = window_of(contender);
+	bool is_measured = contender->turns->measured == contender;
+	contender->window_ns = is_measured ? contender_measure_ns(contender) : window_of(contender);
 	contender->turns->holder = contender;
 	begin_to_hold(contender, now);
 	if (!contender->called)
@@ -210,6 +219,9 @@ static void finish_drain(struct contender *contender, uint64_t now)
 /* Whether its work takes so much longer than estimated that it may wait for another of its group. */
 static bool needs_help(const struct contender *contender, uint64_t now)
 {
+	/* No kernel of a client waits for another's. */
+	if (contender->settings.mps)
+		return false;
 	return now - contender->alone_at > (contender->in_hand_ns + HELP_NS) << contender->helps;
 }
 

@@ -171,6 +171,11 @@ void work_give(struct worker *worker, uint64_t ahead_ns, const struct turns_due 
 	worker->moved_at = now;
 }
 
+void work_hold_back(struct worker *worker)
+{
+	worker->given = 0;
+}
+
 void work_limit(struct worker *worker, uint64_t quanta)
 {
 	set_credit(worker, worker->view.done + (work_is_unheld(worker) ? 0 : quanta));

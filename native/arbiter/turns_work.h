@@ -37,6 +37,9 @@ void work_time(struct worker *worker, uint64_t done_before, unsigned sharers, ui
  * takes credit back. */
 void work_give(struct worker *worker, uint64_t ahead_ns, const struct turns_due *due, uint64_t now);
 
+/* Gives nothing now; that it runs out of credit does not mean that its estimates are wrong. */
+void work_hold_back(struct worker *worker);
+
 /* Sets the credit to exactly so many quanta beyond what is done. */
 void work_limit(struct worker *worker, uint64_t quanta);
 

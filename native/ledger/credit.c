@@ -62,6 +62,17 @@ static uint32_t expected_ns(const struct aliquot_work_slice *work, uint64_t quan
 	return ns < ALIQUOT_EXPECTED_MOST_NS ? ns : ALIQUOT_EXPECTED_MOST_NS;
 }
 
+/* The estimates of the quanta after `known` up to `done`, of which ALIQUOT_QUANTA at most are recorded. */
+static uint64_t sum_expected(const struct aliquot_work_slice *work, uint64_t known, uint64_t done)
+{
+	uint64_t sum = 0;
+	if (done - known > ALIQUOT_QUANTA)
+		known = done - ALIQUOT_QUANTA;
+	while (known < done)
+		sum += expected_ns(work, ++known);
+	return sum;
+}
+
 struct aliquot_work_view aliquot_work_read(const struct aliquot_work_slice *work,
                                            const struct aliquot_work_view *before)
 {
@@ -69,6 +80,7 @@ struct aliquot_work_view aliquot_work_read(const struct aliquot_work_slice *work
 	uint64_t opened = atomic_load_explicit(&work->opened, memory_order_acquire);
 	uint32_t gates = atomic_load_explicit(&work->gates, memory_order_relaxed);
 	struct aliquot_work_view view = *before;
+	view.finished_ns = 0;
 	if (before->gates == ALIQUOT_GATES_INVALID || gates >= ALIQUOT_GATES_INVALID ||
 	    closed < before->closed || opened < before->opened || opened < closed ||
 	    closed > ALIQUOT_QUANTUM_LAST || (opened && gates == ALIQUOT_GATES_UNTRIED)) {
@@ -79,6 +91,7 @@ struct aliquot_work_view aliquot_work_read(const struct aliquot_work_slice *work
 	view.why = atomic_load_explicit(&work->why, memory_order_relaxed);
 	view.launches = atomic_load_explicit(&work->launches, memory_order_relaxed);
 	view.done = newest_done(work, before->done, closed);
+	view.finished_ns = sum_expected(work, before->done, view.done);
 	view.closed = closed;
 	/* The process may have closed some and opened the next between the two reads. */
 	view.opened = opened > closed ? closed + 1 : closed;

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar, overload
 
 from aliquot import devices, slices
 from aliquot.model import (
+    Isolation,
     Policy,
     Priority,
     Request,
@@ -62,11 +63,12 @@ if TYPE_CHECKING:
     After: TypeAlias = "PoolJob | str | int"
     Names = str | int | Iterable[str | int]  # of models, GPUs or labels
     PolicyName = Policy | Literal["elastic", "hard"]
+    IsolationName = Isolation | Literal["soft", "mps", "hardware"]
     PriorityName = Priority | Literal["latency", "normal", "background"]
 
 SIMULATE = "ALIQUOT_SIMULATE"
 
-_Word = TypeVar("_Word", Policy, Priority)
+_Word = TypeVar("_Word", Policy, Priority, Isolation)
 
 _POLL_SECONDS = 0.2
 _POOL_AWAY_SECONDS = 30.0  # as long as a pool may need to be restarted or upgraded
@@ -157,6 +159,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
     park_after: str | float | None = None,
     swap_wait: str | float | None = None,
     spill: str | int | None = None,
+    isolation: IsolationName = Isolation.SOFT,
     wait: bool | str | float = False,
     queue: str | None = None,
     simulate: str | None = None,
@@ -194,6 +197,7 @@ def slice(  # noqa: A001, PLR0913 - the name of the thing; one for each option o
         park_after=park_after,
         swap_wait=swap_wait,
         spill=spill,
+        isolation=isolation,
     )
     opened = open_grant(
         read_shape(simulate),
@@ -337,6 +341,7 @@ class JobSettings(TypedDict, total=False):
     park_after: str | float | None
     swap_wait: str | float | None
     spill: str | int | None
+    isolation: IsolationName
     retries: int
     notice: float
     grace: float
@@ -385,6 +390,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
     park_after: str | float | None = None,
     swap_wait: str | float | None = None,
     spill: str | int | None = None,
+    isolation: IsolationName = Isolation.SOFT,
     retries: int = 0,
     notice: float = 30.0,
     grace: float = 10.0,
@@ -427,6 +433,7 @@ def submit(  # noqa: PLR0913 - one for each option of `aliquot submit`
         park_after=park_after,
         swap_wait=swap_wait,
         spill=spill,
+        isolation=isolation,
     )
     job = Job(
         number=0,
@@ -489,6 +496,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
     park_after: str | float | None = None,
     swap_wait: str | float | None = None,
     spill: str | int | None = None,
+    isolation: IsolationName = Isolation.SOFT,
 ) -> Request:
     """The request that these settings mean, written as options of `aliquot run` are."""
     if not str(gpus).isdecimal():
@@ -507,6 +515,7 @@ def read_request(  # noqa: PLR0913 - one for each setting
         park_after=None if park_after is None else _parking_rule(park_after),
         swap_wait=_swap_wait(swap_wait),
         spill=0 if spill is None else parse_host_memory(str(spill), "spill"),
+        isolation=read_word(Isolation, isolation),
     )
 
 

@@ -53,6 +53,7 @@ class TestStart:
             "mover": None,
             "overcommit_percent": 100,
             "moving_permille": 0,
+            "allows_mps": True,
             "figures": {
                 "cores": 2560,
                 "clock_mhz": 1590,

@@ -134,6 +134,8 @@ struct aliquot_work_view {
 	uint64_t launches; /* any number: only a change means something */
 	enum aliquot_gates gates;
 	uint32_t why;
+	uint64_t
+		finished_ns; /* estimates of the quanta done since the earlier view, as far as recorded */
 	uint32_t expected_ns[ALIQUOT_AHEAD]; /* of quantum done + 1 + i, if it is closed */
 };
 

@@ -33,6 +33,7 @@ from aliquot.cli.options import (
     Alone,
     ApartFrom,
     Format,
+    IsolationOption,
     Json,
     Label,
     MinStrength,
@@ -66,7 +67,7 @@ from aliquot.model.errors import (
     OutputError,
     WaitTimeoutError,
 )
-from aliquot.model.grant import OVERCOMMIT_MOST, Admission, Policy, Priority, Unjoined
+from aliquot.model.grant import OVERCOMMIT_MOST, Admission, Isolation, Policy, Priority, Unjoined
 from aliquot.model.units import EQUAL
 from aliquot.slices import silence
 
@@ -296,6 +297,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     park_after: ParkAfter = None,
     swap_wait: SwapWait = None,
     spill: Spill = None,
+    isolation: IsolationOption = Isolation.SOFT,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -356,6 +358,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         park_after=read_park_after(park_after),
         swap_wait=read_swap_wait(swap_wait),
         spill=read_spill(spill),
+        isolation=isolation,
     )
     if dry_run:
         preview_run(
@@ -654,6 +657,7 @@ def limits(
         "sudo aliquot arbiter --admission pool",
         "sudo aliquot arbiter --host-memory 64GiB",
         "sudo aliquot arbiter --overcommit 1.5",
+        "sudo aliquot arbiter --mps none",
         "aliquot arbiter --simulate h100:8",
     )
 )
@@ -702,6 +706,15 @@ def arbiter(  # noqa: PLR0913, PLR0917 - its options
             "(--swap). Above 1 they take turns with it.",
         ),
     ] = None,
+    mps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPUS",
+            show_default="all",
+            help="The GPUs whose slices may be of --isolation mps: all, none, or UUIDs separated "
+            "by commas.",
+        ),
+    ] = None,
 ) -> None:
     """Run the arbiter of this machine in the foreground.
 
@@ -711,7 +724,7 @@ def arbiter(  # noqa: PLR0913, PLR0917 - its options
     from aliquot.cli.arbiter import serve  # noqa: PLC0415 - imported when needed
     from aliquot.slices.arbiter_process import ArbiterSettings  # noqa: PLC0415
 
-    asked = ArbiterSettings(users, unjoined, admission, overcommit=overcommit)
+    asked = ArbiterSettings(users, unjoined, admission, overcommit=overcommit, mps=mps)
     serve(simulate, asked, host_memory)
 
 

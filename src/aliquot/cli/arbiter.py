@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from aliquot import slices
 from aliquot.cli.tables import print_sentence
 from aliquot.devices import check_version, parse_shape
 from aliquot.model import Admission, format_count, parse_host_memory
+from aliquot.model.errors import InvalidValueError
 from aliquot.pool.arbiter_limits import write_limits
 from aliquot.pool.policy import FILE, PolicyFile
 from aliquot.slices import arbiter_process, control
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.slices.arbiter_process import ArbiterSettings
+
+_UUID = "GPU(-[0-9A-Fa-f]+){5}"
 
 
 def serve(simulate: str | None, asked: ArbiterSettings, host_memory: str | None) -> None:
@@ -30,6 +34,8 @@ def serve(simulate: str | None, asked: ArbiterSettings, host_memory: str | None)
     if state.shape is None:
         check_version(driver)
     slices.prepare(state)
+    if asked.mps is not None:
+        _check_gpus(asked.mps)
     if host_memory is not None:
         asked = replace(asked, host_bytes=parse_host_memory(host_memory, "--host-memory"))
     slices.serve(state.directory, driver, _with_policy(state.directory, asked))
@@ -45,6 +51,15 @@ def _with_policy(directory: Path, asked: ArbiterSettings) -> ArbiterSettings:
         host_bytes=policy.host_bytes if asked.host_bytes is None else asked.host_bytes,
         overcommit=policy.overcommit if asked.overcommit is None else asked.overcommit,
     )
+
+
+def _check_gpus(allowed: str) -> None:
+    """Raise InvalidValueError for what the arbiter would not understand as --mps."""
+    if allowed not in {"all", "none"} and not re.fullmatch(f"{_UUID}(,{_UUID})*", allowed):
+        raise InvalidValueError(
+            f"{allowed!r} names no GPUs",
+            "Write all, none, or UUIDs separated by commas, as aliquot gpus shows them.",
+        )
 
 
 def restart(simulate: str | None) -> bool:

@@ -537,6 +537,7 @@ def _each(request: dict[str, Any]) -> str:
         asked.neighbours.options(),
         asked.swap_options,
         asked.spill_options,
+        asked.isolation_options,
     )
     asks = " ".join(filter(None, said))
     which = f"; {asks}" if asks else ""

@@ -13,6 +13,7 @@ from aliquot.cli.options import (
     Alone,
     ApartFrom,
     Format,
+    IsolationOption,
     Label,
     MinStrength,
     Model,
@@ -31,7 +32,7 @@ from aliquot.cli.options import (
     read_spill,
     read_swap_wait,
 )
-from aliquot.model.grant import Policy, Priority
+from aliquot.model.grant import Isolation, Policy, Priority
 from aliquot.model.units import EQUAL
 
 Simulate = Annotated[
@@ -218,6 +219,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
     park_after: ParkAfter = None,
     swap_wait: SwapWait = None,
     spill: Spill = None,
+    isolation: IsolationOption = Isolation.SOFT,
     follow: Annotated[
         bool,
         typer.Option(
@@ -259,6 +261,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one for each option
         park_after=read_park_after(park_after),
         swap_wait=read_swap_wait(swap_wait),
         spill=read_spill(spill),
+        isolation=isolation,
     )
     job = Job(
         number=0,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from aliquot.model.grant import Isolation
 from aliquot.model.neighbours import Neighbours
 from aliquot.model.parking_rule import ParkingRule, parse_parking_rule
 from aliquot.model.selection import GpuSelection
@@ -144,6 +145,17 @@ Spill = Annotated[
         help="Memory of the host beside that of the GPU, for example 20GiB: allocations that no "
         "longer fit the slice are there, and the GPU uses them over the bus. For one GPU; not with "
         "--swap.",
+    ),
+]
+
+
+IsolationOption = Annotated[
+    Isolation,
+    typer.Option(
+        "--isolation",
+        help="What keeps its slice apart from others of the GPU. soft: turns; mps: kernels of your "
+        "own slices run at the same time, and a failure of one program ends the GPU work of all "
+        "(docs/isolation.md); hardware: not made here, the refusal says what to do.",
     ),
 ]
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Cdi,
         Grant,
         GrantState,
+        Isolation,
         Life,
         MemoryTurns,
         Moved,
@@ -78,6 +79,7 @@ __all__ = [
     "Grant",
     "GrantChange",
     "GrantState",
+    "Isolation",
     "Life",
     "Link",
     "MemoryTurns",
@@ -110,8 +112,9 @@ __getattr__ = lazy.names_of(
     {
         "compute": "ComputeUse Gates Turn",
         "gpu": "Gpu GpuProcess Link",
-        "grant": "MAX_SLICES Admission Cdi Grant GrantState Life MemoryTurns Moved Parking "
-        "ParkingStep Policy Priority Process Residence Slice SliceUse Unjoined check_name name_for",
+        "grant": "MAX_SLICES Admission Cdi Grant GrantState Isolation Life MemoryTurns Moved "
+        "Parking ParkingStep Policy Priority Process Residence Slice SliceUse Unjoined check_name "
+        "name_for",
         "grant_change": "GrantChange",
         "request": "Request",
         "units": "Amount format_bytes format_count format_duration format_share parse_amount "

@@ -87,6 +87,10 @@ class UnsupportedError(AliquotError):
     """This GPU or its driver does not support the request."""
 
 
+class MpsError(AliquotError):
+    """A grant cannot be for clients of an MPS server, or there is no server that accepts them."""
+
+
 class NestedGrantError(AliquotError):
     """A program inside a grant asked for another grant."""
 

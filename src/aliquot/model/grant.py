@@ -39,6 +39,14 @@ class Policy(StrEnum):
     HARD = "hard"
 
 
+class Isolation(StrEnum):
+    """What keeps slices of one GPU apart (docs/isolation.md)."""
+
+    SOFT = "soft"
+    MPS = "mps"
+    HARDWARE = "hardware"
+
+
 class Priority(StrEnum):
     """Which slice's work goes first."""
 
@@ -281,6 +289,7 @@ class Grant:
     unjoined: tuple[GpuProcess, ...] = ()  # what uses its GPUs in its cgroup and has not joined
     spill_bytes: int = 0
     on_host_bytes: int = 0
+    isolation: Isolation = Isolation.SOFT
 
     @property
     def plain_name(self) -> str:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import InvalidValueError
-from aliquot.model.grant import MAX_SLICES, Policy, Priority, Slice, check_together
+from aliquot.model.grant import MAX_SLICES, Isolation, Policy, Priority, Slice, check_together
 from aliquot.model.neighbours import Neighbours, Occupant
 from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import check_strength
@@ -46,6 +46,8 @@ class Request:
     time; 0: as long as is usual.
 
     When its memory on the GPU is full, its programs get up to `spill` bytes of the host's.
+
+    `isolation` says what keeps its slices apart from others of the same GPU.
     """
 
     gpus: int = 1
@@ -63,6 +65,7 @@ class Request:
     park_after: ParkingRule | None = None
     swap_wait: float = 0.0
     spill: int = 0
+    isolation: Isolation = Isolation.SOFT
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MAX_SLICES:
@@ -83,6 +86,14 @@ class Request:
         self._check_moving()
         if self.spill:
             self._check_spill()
+        if self.isolation is Isolation.HARDWARE:
+            raise InvalidValueError(
+                "--isolation hardware: Aliquot does not make instances of a GPU (MIG)",
+                "Ask for a whole GPU, which nobody else gets: leave out --memory, --compute and"
+                " --isolation.",
+            )
+        if self.isolation is Isolation.MPS:
+            self._check_mps()
 
     def _check_moving(self) -> None:
         if self.swap and self.gpus > 1:
@@ -125,6 +136,30 @@ class Request:
             raise InvalidValueError(
                 f"--spill cannot be {self.spill} bytes", "Write 1 MiB or more, for example 20GiB."
             )
+
+    def _check_mps(self) -> None:
+        if self.gpus > 1:
+            raise InvalidValueError(
+                f"--isolation mps is for one GPU, and {self.gpus} are asked for",
+                "Use --isolation soft, or ask for one GPU; a job may have several workers of one"
+                " each.",
+            )
+        why = {
+            "--swap": (self.swap, "no memory of a client of an MPS server can leave its GPU"),
+            "--spill": (self.spill, "it was not tried with an MPS server"),
+            "--together": (self.together, "slices of one MPS server hold their GPU together"),
+        }
+        for option, (given, reason) in why.items():
+            if given:
+                raise InvalidValueError(
+                    f"{option} and --isolation mps exclude each other: {reason}",
+                    "Leave out one of the two.",
+                )
+
+    @property
+    def isolation_options(self) -> str:
+        """--isolation as it was given; empty for soft slices."""
+        return "" if self.isolation is Isolation.SOFT else f"--isolation {self.isolation}"
 
     @property
     def amount(self) -> Amount | None:
@@ -181,7 +216,7 @@ class Request:
 class SwapDefault:
     """What a queue adds to requests that do not say it: `swap`, and `park_after` for those with it.
 
-    Requests for several GPUs, for whole ones or with `spill` stay as they are.
+    Requests for several GPUs, for whole ones, with `spill` or not for soft slices stay as they are.
     """
 
     swap: bool = False
@@ -191,6 +226,8 @@ class SwapDefault:
         """The request with what it does not say itself."""
         swap = self.swap if request.swap is None else request.swap
         if not swap or request.gpus > 1 or request.is_whole or request.spill:
+            return request
+        if request.isolation is not Isolation.SOFT:
             return request
         after = self.park_after if request.park_after is None else request.park_after
         return replace(request, swap=True, park_after=after)

@@ -8,6 +8,7 @@
 - `capacity`: which GPUs would be free after a change.
 - `cgroup`: a cgroup for one worker: it limits its processes and ends what it left behind.
 - `client`: the API's client, for the commands.
+- `clients`: workers that are clients of their user's MPS server.
 - `controller`: the loop that observes, steps and applies every job, and decides their sizes.
 - `decision_input`: jobs, commands and GPUs as `placement.elastic` decides about them.
 - `decision_names`: the names of jobs and commands in decisions, and how people see them.

@@ -164,6 +164,7 @@ class RunAdmission:
                     park_after=run.request.park_after,
                     swap_wait=run.request.swap_wait,
                     spill=run.request.spill,
+                    isolation=run.request.isolation,
                     owner=run.owner.uid,
                     pid=run.pid,
                     started=run.started,

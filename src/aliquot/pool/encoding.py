@@ -9,7 +9,7 @@ from fractions import Fraction
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from aliquot.model import Amount, Policy, Priority, Request
+from aliquot.model import Amount, Isolation, Policy, Priority, Request
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import (
     ArrayIndex,
@@ -47,6 +47,7 @@ _NAMES = {
     "Neighbours": Neighbours,
     "ParkingRule": ParkingRule,
     "Priority": Priority,
+    "Isolation": Isolation,
 }
 
 
@@ -215,6 +216,8 @@ def encode_request(request: Request) -> dict[str, Any]:
         del fields["swap_wait"]
     if not request.spill:
         del fields["spill"]
+    if request.isolation is Isolation.SOFT:
+        del fields["isolation"]
     del fields["owner"]  # the pool knows it from the socket of the request
     return fields
 
@@ -230,6 +233,7 @@ def decode_request(fields: dict[str, Any]) -> Request:
             "compute_percent": 0 if (share := fields["compute_percent"]) is None else share,
             "policy": Policy(fields["policy"]),
             "priority": Priority(fields["priority"]),
+            "isolation": Isolation(fields.get("isolation", Isolation.SOFT)),
             "among": None,  # the pool decides that
             "which": _decode_selection(fields.get("which", {})),
             "neighbours": _decode_neighbours(fields.get("neighbours", {})),

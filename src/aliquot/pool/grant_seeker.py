@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot import slices
+from aliquot.model import Isolation
 from aliquot.model.errors import AliquotError, NoCapacityError, WaitTimeoutError
 from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.refusal import describe_place, explained, no_queue
 from aliquot.pool.run_client import Granted, PoolGoneError, open_runs
 from aliquot.pool.runs import Waiting
 from aliquot.pool.wanted import wanted_slices
-from aliquot.slices import control
+from aliquot.slices import control, mps
 from aliquot.slices.gpu_choice import find_gpus
 from aliquot.slices.grant_creation import make_grant, without_grants
 from aliquot.slices.named_gpus import with_named_gpus
@@ -72,6 +73,8 @@ def open_grant(  # noqa: PLR0913, PLR0917 - all of a run
     made = seeker.get(wait, show)
     try:
         inside = slices.tenant_environment(environment, library, driver, made.marked)
+        if request.isolation is Isolation.MPS:
+            inside |= mps.join(state, driver, made.gpus[0].gpu.uuid, request.priority)
         return slices.OpenGrant(state, made, inside)
     except BaseException:  # this process may live on, as a notebook does
         seeker.end(made.name)

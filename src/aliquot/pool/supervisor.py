@@ -8,6 +8,7 @@ each worker is a supervisor, not the pool. A supervisor
   its own, and copies its output into the log of its rank (`logs`), which keeps the end;
 - says there, and in `end`, if the command could start no more processes;
 - in root's pool stays root, and runs the command with the rights of the job's user (`account`);
+- makes the command a client of an MPS server, if the job asks for that (`clients`);
 - passes SIGTERM on to the command's process group, and on SIGUSR1 kills all descendants;
 - when the command has ended, kills the processes it left behind (by their cgroup, and as their
   subreaper), ends the grant, and writes `end`. Disk space for `end` is reserved at the start, and
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aliquot.pool import cgroup
+from aliquot.pool import cgroup, clients
 from aliquot.pool.account import AccountError, Surroundings, become, look_up, session
 from aliquot.pool.json_files import write_json
 from aliquot.pool.logs import RankLog
@@ -63,14 +64,16 @@ def main(folder: Path) -> None:
     if not take_slot(folder, {"supervisor": os.getpid(), "start": started_at(os.getpid())}):
         Path(end).unlink()
         return
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     group = _make_cgroup(folder, launch)
     try:
         with _rights(launch, umask) as rights:
+            # Before this process becomes a subreaper: the server's watcher outlives it.
+            clients.join_server(launch, rights.account, rights.inherited)
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             outcome = _run(folder, launch, rights, group)
-    except AccountError as error:
+    except (AccountError, clients.ServerError) as error:
         outcome = {"unrunnable": error.message}
-        _kill_orphans(group)
+        _kill_orphans(group, launch)
     if group is not None and not group.exists():
         (folder / CGROUP).unlink()
     with suppress(Exception):  # the pool retries it
@@ -94,10 +97,10 @@ def _run(
     copying.start()
     if group is not None:
         threading.Thread(target=_tell_limit, args=(group, log), daemon=True).start()
-    outcome = _wait_for_end(child, error_pipe, group)
+    outcome = _wait_for_end(launch, child, error_pipe, group)
     if group is not None and (note := cgroup.reached_limit(group)):
         outcome["note"] = note
-    _kill_orphans(group)
+    _kill_orphans(group, launch)
     copying.join(_LAST_OUTPUT_SECONDS)
     return outcome
 
@@ -178,10 +181,12 @@ def _start_command(
     return child, error_pipe
 
 
-def _wait_for_end(child: int, error_pipe: int, group: Path | None) -> dict[str, Any]:
+def _wait_for_end(
+    launch: dict[str, Any], child: int, error_pipe: int, group: Path | None
+) -> dict[str, Any]:
     failure = os.read(error_pipe, 1000).decode("utf-8", "replace")
     os.close(error_pipe)
-    status = _wait_for(child, group)
+    status = _wait_for(launch, child, group)
     if failure:
         return {"unrunnable": failure}
     return {"code": os.waitstatus_to_exitcode(status)}
@@ -218,7 +223,7 @@ def _run_command(
         os._exit(127)
 
 
-def _wait_for(child: int, group: Path | None) -> int:
+def _wait_for(launch: dict[str, Any], child: int, group: Path | None) -> int:
     """Wait for the command and handle signals; its wait status."""
     while True:
         match signal.sigwait(_SIGNALS):
@@ -228,7 +233,7 @@ def _wait_for(child: int, group: Path | None) -> int:
                         child, signal.SIGTERM
                     )  # not reaped yet, so the number is still its own
             case signal.SIGUSR1:
-                _kill_all(group)
+                _kill_all(group, launch)
             case _:
                 while True:
                     found, status = os.waitpid(-1, os.WNOHANG)
@@ -238,16 +243,17 @@ def _wait_for(child: int, group: Path | None) -> int:
                         break
 
 
-def _kill_orphans(group: Path | None) -> None:
+def _kill_orphans(group: Path | None, launch: dict[str, Any]) -> None:
     with suppress(ChildProcessError):
         while True:
-            _kill_all(group)
+            _kill_all(group, launch)
             os.waitpid(-1, 0)
     if group is not None:
         cgroup.end(group)
 
 
-def _kill_all(group: Path | None) -> None:
+def _kill_all(group: Path | None, launch: dict[str, Any]) -> None:
+    clients.end_work(launch, descendants(os.getpid()))
     if group is not None:
         cgroup.kill(group)
     for pid in descendants(os.getpid()):

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices as grants
-from aliquot.model import GrantState, Life, name_for
+from aliquot.model import GrantState, Isolation, Life, name_for
 from aliquot.model.actions import Verb
 from aliquot.model.errors import (
     ArbiterError,
@@ -111,9 +111,14 @@ class LocalWorkers:
             allocated=frozenset(allocated_slots(stored, status)),
             parked=frozenset(parked_grants(stored, status)),
             refused=refused if generation == state.generation else None,
-            unfreezable=None if job.request.swap else self._runtime.unfreezable,
+            unfreezable=self._unfreezable(job),
             idle_seconds=_idle_seconds(stored, status),
         )
+
+    def _unfreezable(self, job: Job) -> str | None:
+        if job.request.isolation is Isolation.MPS:
+            return "the driver cannot freeze clients of an MPS server"
+        return None if job.request.swap else self._runtime.unfreezable
 
     def reap(self) -> None:
         """Collect supervisors and freezers that have ended."""
@@ -191,12 +196,13 @@ class LocalWorkers:
                     self._runtime.state,
                     _plain_name(job, slot),
                     parts,
-                    together=_group(job),
+                    together=_group(job) if asked.isolation is Isolation.SOFT else None,
                     neighbours=asked.neighbours if knows else None,
                     swap=bool(asked.swap),
                     park_after=asked.park_after,
                     swap_wait=asked.swap_wait,
                     spill=asked.spill,
+                    isolation=asked.isolation,
                     owner=owner.uid,
                 )
                 made.append(name)
@@ -255,6 +261,7 @@ class LocalWorkers:
             "state": str(runtime.state),
             "grant": grant_name(stored, slot),
             "swap": bool(job.request.swap),
+            "mps": self._server(stored, slot),
             "user": {
                 "uid": stored.owner.uid,
                 "gid": stored.owner.gid,
@@ -265,6 +272,18 @@ class LocalWorkers:
                 "above": self._cgroups.above and str(self._cgroups.above),
                 "processes": self._processes,
             },
+        }
+
+    def _server(self, stored: StoredJob, slot: Slot) -> dict[str, Any] | None:
+        """The MPS server that its program is to be a client of; None: it is of soft slices."""
+        if stored.job.request.isolation is not Isolation.MPS:
+            return None
+        name, shape = grant_name(stored, slot), self._directory.state.shape
+        found = [one for one in self.arbiter_status().grants if one.name == name]
+        return {
+            "gpu": found[0].slices[0].gpu_uuid if found else None,
+            "simulate": None if shape is None else str(shape),
+            "priority": str(stored.job.request.priority),
         }
 
     def _variables(self, stored: StoredJob, slot: Slot) -> dict[str, str]:

@@ -15,6 +15,11 @@
 - `library`: the folder of stand-in libraries that a tenant's linker finds first.
 - `machines`: all arbiters that run here, and the grants that they have.
 - `moving`: freezing and thawing swappable grants, whose programs move their memory themselves.
+- `mps`: joining an MPS server, and ending a client of one.
+- `mps_control`: commands to NVIDIA's control daemon of MPS servers.
+- `mps_simulated`: the control daemon of a simulated machine.
+- `mps_state`: what happens to an MPS server next: a pure decision.
+- `mps_watcher`: the process that starts, watches and ends an MPS server.
 - `named_gpus`: the GPUs that --gpu and --not-gpu name.
 - `procfs`: state, start, command and free memory of a process, from /proc and its cgroups.
 - `prometheus`: an arbiter's status as Prometheus text.

@@ -50,7 +50,8 @@ class ArbiterSettings:
     their limits; None: the default. `foreground`: a service manager or a person started it, and may
     be about to start the next one. `host_bytes`: what it takes of the host's memory at most, for
     memory that leaves GPUs; None: the default. `overcommit`: how many times a GPU's memory slices
-    may have together that take turns with it; None: as much as it has.
+    may have together that take turns with it; None: as much as it has. `mps`: the GPUs that allow
+    MPS servers, as the arbiter's option has them; None: all.
     """
 
     users: Path | None = None
@@ -59,6 +60,7 @@ class ArbiterSettings:
     foreground: bool = False
     host_bytes: int | None = None
     overcommit: float | None = None
+    mps: str | None = None
 
     @classmethod
     def of(cls, directory: Path) -> ArbiterSettings:
@@ -74,6 +76,7 @@ class ArbiterSettings:
                 bool(stored.get("foreground", False)),
                 None if host is None else int(host),
                 None if overcommit is None else float(overcommit),
+                None if (allowed := stored.get("mps")) is None else str(allowed),
             )
         except FileNotFoundError:
             return cls()
@@ -92,6 +95,7 @@ class ArbiterSettings:
             "foreground": self.foreground,
             "host_memory_bytes": self.host_bytes,
             "overcommit": self.overcommit,
+            "mps": self.mps,
         }
         new = directory / f".{SETTINGS}"
         new.write_text(json.dumps(content), "utf-8")
@@ -307,6 +311,8 @@ def _command(directory: Path, driver: Driver, settings: ArbiterSettings) -> list
         options += ["--host-memory", str(settings.host_bytes)]
     if settings.overcommit is not None:
         options += ["--overcommit", str(round(settings.overcommit * 100))]
+    if settings.mps is not None:
+        options += ["--mps", settings.mps]
     return [_program(), *options, *([] if users is None else ["--users", str(users)])]
 
 

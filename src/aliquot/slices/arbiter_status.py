@@ -17,6 +17,7 @@ from aliquot.model import (
     GpuProcess,
     Grant,
     GrantState,
+    Isolation,
     Life,
     MemoryTurns,
     Moved,
@@ -37,6 +38,7 @@ from aliquot.model.strength import UNKNOWN, Throughput, strength_of
 
 _NANOSECONDS = 1_000_000_000
 _THRASHES = 0.2  # of the time
+MPS_SERVER = "nvidia-cuda-mps"  # the kernel keeps 15 characters of nvidia-cuda-mps-server
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class SharedGpu:
     `contended`: slices take turns on it. `context_bytes` is what one context takes of it, 0 if that
     is not known yet; `context_is_measured`: it is no estimate. `mover` is None until it has had a
     swappable slice. Slices that take turns may have `overcommit` times its memory together; memory
-    moved for turns in the part `moving` of the last minute.
+    moved for turns in the part `moving` of the last minute. `allows_mps`: slices may be of clients
+    of an MPS server; `servers` are the MPS servers on it, which are no strangers.
     """
 
     gpu: Gpu
@@ -90,6 +93,8 @@ class SharedGpu:
     mover: Mover | None = None
     overcommit: float = 1.0
     moving: float = 0.0
+    allows_mps: bool = True
+    servers: tuple[GpuProcess, ...] = ()
 
     @property
     def thrashes(self) -> bool:
@@ -143,6 +148,11 @@ class Status:
         return bool(self.answer.get("knows_spill", False))
 
     @property
+    def knows_mps(self) -> bool:
+        """Whether this arbiter makes grants for clients of MPS servers; an older one refuses to."""
+        return bool(self.answer.get("knows_mps", False))
+
+    @property
     def host_memory(self) -> HostMemory | None:
         """The host's memory for memory that leaves GPUs; None if no GPU has used it."""
         movers = [one.mover for one in self.gpus if one.mover is not None]
@@ -177,6 +187,8 @@ def parse_status(answer: dict[str, Any]) -> Status:
 
 
 def _gpu(reply: dict[str, Any]) -> SharedGpu:
+    outside = _processes(reply["strangers"])
+    servers = tuple(one for one in outside if one.name.startswith(MPS_SERVER))
     return SharedGpu(
         gpu=Gpu(
             index=reply["index"],
@@ -188,7 +200,7 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
             strength=strength_of(reply["name"]) or _reported_strength(reply.get("figures")),
         ),
         granted_bytes=reply["granted_bytes"],
-        strangers=_processes(reply["strangers"]),
+        strangers=tuple(one for one in outside if one not in servers),
         answers=reply.get("answers", True),
         contended=reply["compute"]["contended"],
         context_bytes=reply.get("context_bytes", 0),
@@ -196,6 +208,8 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
         mover=_mover(reply.get("mover")),
         overcommit=reply.get("overcommit_percent", 100) / 100,  # an older arbiter has no turns
         moving=reply.get("moving_permille", 0) / 1000,
+        allows_mps=reply.get("allows_mps", False),  # an older arbiter makes no such grants
+        servers=servers,
     )
 
 
@@ -245,6 +259,9 @@ def _grant(reply: dict[str, Any], asker: int) -> Grant:
         parking=_parking(reply),
         spill_bytes=reply.get("spill_bytes", 0),  # an older arbiter has none
         on_host_bytes=reply.get("on_host_bytes", 0),
+        isolation=Isolation(
+            reply.get("isolation", Isolation.SOFT)
+        ),  # an older arbiter has no other
         turns=_turns(reply),
         cgroup=reply.get("cgroup"),
         cgroup_is_told=reply.get("cgroup_is_told", False),

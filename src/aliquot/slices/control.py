@@ -25,6 +25,7 @@ from aliquot.model.errors import (
     ArbiterError,
     HeldMemoryError,
     MemoryInUseError,
+    MpsError,
     NameInUseError,
     NoCapacityError,
     NoSuchGrantError,
@@ -34,6 +35,7 @@ from aliquot.model.errors import (
     UnsupportedError,
     UserLimitError,
 )
+from aliquot.model.grant import Isolation
 from aliquot.slices import procfs, silence
 from aliquot.slices.arbiter_status import Status, parse_status
 
@@ -93,6 +95,8 @@ _REFUSALS: dict[str, type[AliquotError]] = {
     "pool-admits": PoolAdmitsError,
     "no-such-process": ProcessGoneError,
     "not-swappable": UnsupportedError,
+    "no-mps": MpsError,
+    "mps-stays": UnsupportedError,
     "holds-memory": HeldMemoryError,
     "malformed": NotUnderstoodError,
 }
@@ -108,6 +112,8 @@ _HINTS = {
     " run: aliquot limits --reload. Limits and use: aliquot limits",
     "share-needed": "Add --compute PERCENT. Limits and use: aliquot limits",
     "users-file": RELOAD_USERS,
+    "no-mps": "Use --isolation soft, or another GPU. Who may allow it: aliquot arbiter --mps",
+    "mps-stays": "Let it run, or end it: aliquot kill. Soft slices can be suspended.",
     "unsupported": "Use --policy elastic. docs/support.md lists where compute shares work.",
 }
 
@@ -171,6 +177,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     park_after: ParkingRule | None = None,
     swap_wait: float = 0.0,
     spill: int = 0,
+    isolation: Isolation = Isolation.SOFT,
     owner: int | None = None,
     pid: int | None = None,
     started: int | None = None,
@@ -185,6 +192,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     `swap` the memory of its programs can leave the GPU (`move`); it has one slice then. It leaves
     by itself when the grant is idle by the rule `park_after`, and returns by itself. If it takes
     turns with memory, it shall be off its GPU for at most `swap_wait` seconds at a time.
+    With `isolation` mps its programs are clients of an MPS server, which the caller sees to.
     When its slice is full, its programs get up to `spill` bytes of the host; NoHostMemoryError if
     the host has too little.
 
@@ -208,6 +216,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *(_parking_arguments(park_after) if park_after else ()),
         *([f"swap-wait={round(swap_wait * 1000)}"] if swap_wait else []),
         *([f"spill={spill}"] if spill else []),
+        *(["mps=1"] if isolation is Isolation.MPS else []),
         *map(_argument, slices),
     ]
     answer = ask(directory, " ".join(arguments))
@@ -235,6 +244,7 @@ def check_swap(status: Status, request: Request) -> None:
         "--park-after": request.park_after and not status.knows_parking,
         "--swap-wait": bool(request.swap_wait) and not status.knows_swap_wait,
         "--spill": bool(request.spill) and not status.knows_spill,
+        "--isolation mps": request.isolation is Isolation.MPS and not status.knows_mps,
     }
     for option, is_unknown in asks.items():
         if is_unknown:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model import GrantState, format_bytes
-from aliquot.model.errors import NoCapacityError
+from aliquot.model import GrantState, Isolation, format_bytes
+from aliquot.model.errors import MpsError, NoCapacityError
 from aliquot.model.strength import UNKNOWN, format_strength
 from aliquot.placement.choose.machine import (
     GpuCapacity,
@@ -115,7 +115,17 @@ def _able(request: Request, gpus: Sequence[SharedGpu]) -> list[SharedGpu]:
     usable = [one for one in large if _holds_context(request, one)]
     if len(usable) < request.gpus:
         raise NoCapacityError(_below_context(request, large), "Request more with --memory.")
-    return usable
+    allowing = [one for one in usable if _allows(request, one)]
+    if len(allowing) < request.gpus:
+        raise MpsError(
+            "no GPU that fits allows an MPS server here",
+            "Use --isolation soft, or have the administrator allow it: aliquot arbiter --mps",
+        )
+    return allowing
+
+
+def _allows(request: Request, one: SharedGpu) -> bool:
+    return one.allows_mps or request.isolation is not Isolation.MPS
 
 
 def _capacity(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> GpuCapacity:
@@ -159,6 +169,7 @@ def usable_gpus(
         for one in gpus
         if (request.among is None or one.gpu.uuid in request.among)
         and request.which.allows(one.gpu)
+        and _allows(request, one)
         and _unwelcome(sharing, one, others) is None
     )
     if len(found) < request.gpus:
@@ -241,7 +252,7 @@ def fits(
 
 def unmanaged_bytes(one: SharedGpu) -> int:
     """The memory that programs outside all grants use, as far as the driver says."""
-    return sum(stranger.bytes or 0 for stranger in one.strangers)
+    return sum(process.bytes or 0 for process in (*one.strangers, *one.servers))
 
 
 def describe_free(one: SharedGpu, grants: Sequence[Grant], *, with_compute: bool) -> str:
@@ -280,6 +291,8 @@ def _lasting_lack(request: Request, one: SharedGpu) -> str | None:
     """What a GPU lacks even if nobody uses it."""
     if not_selected := request.which.why_not(one.gpu):
         return not_selected
+    if not _allows(request, one):
+        return "it allows no MPS server"
     if not is_strong_enough(request, one.gpu):
         return f"it is too weak: {_strength(one.gpu)}"
     if not _is_large(request, one):

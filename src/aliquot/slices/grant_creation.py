@@ -177,6 +177,7 @@ def _make(state: Path, request: Request, name: str, *, kept: bool, pid: int | No
         park_after=request.park_after,
         swap_wait=request.swap_wait,
         spill=request.spill,
+        isolation=request.isolation,
     )
     chosen = {gpu.uuid for gpu in gpus}
     return NewGrant(name, marked, tuple(one for one in status.gpus if one.gpu.uuid in chosen))

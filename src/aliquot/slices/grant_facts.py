@@ -13,6 +13,7 @@ from aliquot.model import (
     format_duration,
 )
 from aliquot.model.errors import AliquotError
+from aliquot.slices import mps
 from aliquot.slices.procfs import command_line
 from aliquot.slices.share_problems import share_problems
 
@@ -76,6 +77,7 @@ def notes(found: Iterable[LocalMachine]) -> Iterator[str]:
             yield from _about(grant)
         yield from strangers(machine.status.gpus)
         yield from _thrashing(machine.status.gpus)
+        yield from mps.failures(machine.state)
 
 
 def _about(grant: Grant) -> Iterator[str]:

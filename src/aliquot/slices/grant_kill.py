@@ -10,8 +10,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aliquot.model import Isolation
 from aliquot.model.errors import AliquotError, NotOwnerError
-from aliquot.slices import control
+from aliquot.slices import control, mps
 
 if TYPE_CHECKING:
     from aliquot.model import Grant
@@ -38,6 +39,8 @@ def kill_grant(machine: LocalMachine, grant: Grant, grace_seconds: float) -> Kil
         programs = _Programs(machine, grant, kept)
         programs.send(signal.SIGTERM, signal.SIGCONT)
         left = programs.wait(grace_seconds, signal.SIGTERM)
+        if left and grant.isolation is Isolation.MPS:
+            mps.end_clients(sorted(left), machine.state.driver())
         programs.send(signal.SIGKILL)
         stuck = programs.wait(_KILLED_SECONDS if left else 0.0, signal.SIGKILL)
         if stuck:

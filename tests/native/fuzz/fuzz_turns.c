@@ -170,6 +170,7 @@ static struct turns_settings settings_from(struct input *input)
 		.percent = take(input) % 101,
 		.policy = bits & 1 ? ALIQUOT_HARD : ALIQUOT_ELASTIC,
 		.priority = (enum aliquot_priority)(bits / 2 % 3),
+		.mps = bits & 64,
 		.grant_state = bits & 128 ? (enum aliquot_grant_state)(bits / 8 % 3) : ALIQUOT_GRANT_ACTIVE,
 	};
 }
@@ -220,14 +221,18 @@ static void change(struct input *input, unsigned how)
 		} else {
 			const struct member *with = &members[GPUS * HONEST + which / 2 % LIARS];
 			liar->settings = settings_from(input);
-			add(liar, &gpus[which % GPUS],
-			    which & 64 && with->is_in ? (struct contender *)&with->contender : NULL);
+			bool joins = which & 64 && with->is_in;
+			if (joins) /* the same for all of a group */
+				liar->settings.mps = with->settings.mps;
+			add(liar, &gpus[which % GPUS], joins ? (struct contender *)&with->contender : NULL);
 			enter(liar, 0);
 		}
 		break;
 	case 1:
 		if (liar->is_in) {
+			bool mps = liar->settings.mps;
 			liar->settings = settings_from(input);
+			liar->settings.mps = mps;
 			turns_change(&liar->contender, &liar->settings, now);
 		}
 		break;

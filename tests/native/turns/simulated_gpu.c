@@ -74,7 +74,8 @@ static void ask(struct simulated_gpu *gpu, struct program *program)
 		closed++;
 		program->in_burst++;
 		program->work.quanta[closed % ALIQUOT_QUANTA].marks = (uint32_t)closed;
-		program->work.quanta[closed % ALIQUOT_QUANTA].expected_ns = (uint32_t)program->quantum_ns;
+		program->work.quanta[closed % ALIQUOT_QUANTA].expected_ns =
+			(uint32_t)((double)program->quantum_ns * (program->says > 0 ? program->says : 1));
 		program->work.marks[0].asked = closed;
 		program->work.launches++;
 		program->work.opened = program->work.closed = closed;
@@ -103,6 +104,52 @@ static bool has_begun(const struct program *program, uint64_t quantum)
 	return program->work.marks[0].done + (program->left_ns > 0) >= quantum;
 }
 
+static double greed_of(const struct program *program)
+{
+	return program->greed > 0 ? program->greed : 1;
+}
+
+static bool is_hard(const struct program *program)
+{
+	return program->contender->settings.policy == ALIQUOT_HARD;
+}
+
+/* A step of one client, which has this part of the GPU. */
+static void work_part(struct program *program, double part, bool beside_hard)
+{
+	double did = (double)STEP_NS * part + program->rest_ns;
+	uint64_t whole = (uint64_t)did;
+	program->rest_ns = did - (double)whole;
+	program->gpu_ns += whole;
+	program->beside_hard_ns += beside_hard ? whole : 0;
+	program->left_ns = program->left_ns > whole ? program->left_ns - whole : 0;
+	if (!program->left_ns)
+		program->work.marks[0].done++;
+}
+
+/* All clients that have passed their gates work. */
+static void work_together(struct simulated_gpu *gpu)
+{
+	double greed = 0;
+	unsigned count = 0;
+	bool hard = false;
+	for (unsigned i = 0; i < gpu->count; i++) {
+		struct program *program = gpu->programs[i];
+		if (!program->mps || !can_run(gpu, program))
+			continue;
+		greed += greed_of(program);
+		count++;
+		hard |= is_hard(program);
+	}
+	double all = count > 1 && gpu->overlap > 0 ? gpu->overlap : 1;
+	gpu->overlapped_ns += count > 1 ? STEP_NS : 0;
+	for (unsigned i = 0; i < gpu->count; i++) {
+		struct program *program = gpu->programs[i];
+		if (program->mps && can_run(gpu, program))
+			work_part(program, all * greed_of(program) / greed, hard && count > 1);
+	}
+}
+
 static void work(struct simulated_gpu *gpu)
 {
 	struct program *program = gpu->running < gpu->count ? gpu->programs[gpu->running] : NULL;
@@ -111,7 +158,8 @@ static void work(struct simulated_gpu *gpu)
 		unsigned next = (gpu->running + i) % gpu->count;
 		if (!can_run(gpu, gpu->programs[next]))
 			continue;
-		if (next != gpu->running)
+		bool clients = program && program->mps && gpu->programs[next]->mps;
+		if (next != gpu->running && !clients)
 			gpu->switch_until = gpu->now + SWITCH_NS;
 		gpu->running = next;
 		gpu->slice_until = gpu->now + SLICE_NS + (next != gpu->running ? SWITCH_NS : 0);
@@ -120,6 +168,10 @@ static void work(struct simulated_gpu *gpu)
 	}
 	if (!goes_on || gpu->now < gpu->switch_until)
 		return;
+	if (program->mps) {
+		work_together(gpu);
+		return;
+	}
 	program->gpu_ns += STEP_NS;
 	if (program->partner && !has_begun(program->partner, program->work.marks[0].done + 1))
 		return; /* it spins */

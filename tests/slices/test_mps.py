@@ -1,0 +1,229 @@
+"""Grants of --isolation mps on a simulated machine: their server starts, fails and ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from aliquot import slices
+from aliquot.devices import Driver, parse_shape
+from aliquot.model.errors import MpsError
+from aliquot.slices import mps, mps_control, mps_watcher, procfs
+from aliquot.slices.mps import ServerFolder
+from aliquot.slices.mps_control import Control
+from aliquot.slices.mps_state import MpsClient, MpsPhase
+from aliquot.slices.state_directory import StateDirectory
+from support import uuid_of
+
+GPU = uuid_of(0)
+LOADS = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def folder(short_tmp: Path) -> ServerFolder:
+    found = ServerFolder(short_tmp / "mps" / GPU, GPU)
+    found.path.parent.mkdir()
+    mps.make_folder(found, simulated=True)
+    return found
+
+
+@pytest.fixture
+def driver(short_tmp: Path) -> Driver:
+    shape = parse_shape("h100:1")
+    return slices.StateDirectory(short_tmp, shape).driver()
+
+
+@pytest.fixture
+def control(folder: ServerFolder, driver: Driver) -> Control:
+    return folder.control(mps_control.control_program(driver))
+
+
+@pytest.fixture
+def wanted() -> list[bool]:
+    return [True]
+
+
+@pytest.fixture
+def watcher(
+    folder: ServerFolder, control: Control, wanted: list[bool]
+) -> Iterator[mps_watcher.Watcher]:
+    made = mps_watcher.Watcher(folder, control, lambda: wanted[0])
+    try:
+        made.begin()
+        made.wait_for_start()
+        yield made
+    finally:
+        made.quit()
+
+
+@pytest.fixture
+def client(control: Control, driver: Driver) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADS, str(driver.cuda)],
+        env={**os.environ, **driver.variables, **control.variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def phase(folder: ServerFolder) -> MpsPhase:
+    return MpsPhase(folder.record()["phase"])
+
+
+def test_the_directories_of_a_server_are_its_users_alone(folder: ServerFolder) -> None:
+    for path in (folder.path, folder.path / "pipe", folder.path / "log"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_fault_ends_all_and_new_clients_wait_for_the_old_ones(
+    folder: ServerFolder,
+    control: Control,
+    watcher: mps_watcher.Watcher,
+    client: subprocess.Popen[bytes],
+) -> None:
+    watcher.look()
+    assert folder.record()["clients"] == [client.pid]
+    control.ask("simulate_fault")
+    watcher.look()
+    record = folder.record()
+    assert (phase(folder), record["old"]) == (MpsPhase.DRAINING, [client.pid])
+    assert "ends the GPU work of all clients" in record["why"]
+    watcher.look()
+    assert phase(folder) is MpsPhase.DRAINING
+    client.kill()
+    client.wait()
+    watcher.look()
+    watcher.wait_for_start()
+    assert phase(folder) is MpsPhase.READY
+
+
+def test_a_server_is_started_again_when_its_daemon_died(
+    folder: ServerFolder, control: Control, watcher: mps_watcher.Watcher
+) -> None:
+    server = control.servers()[0]
+    watcher.kill_daemon()
+    watcher.look()
+    assert "control daemon ended" in folder.record()["why"]
+    watcher.look()
+    watcher.wait_for_start()
+    assert phase(folder) is MpsPhase.READY
+    assert control.servers() != [server]
+    assert procfs.started_at(server) is None
+
+
+def test_a_server_whose_folder_is_gone_ends_at_once(
+    folder: ServerFolder, control: Control, watcher: mps_watcher.Watcher
+) -> None:
+    server = control.servers()[0]
+    shutil.rmtree(folder.path)
+    watcher.tend()
+    assert not watcher.is_needed
+    assert procfs.started_at(server) is None
+
+
+def test_without_an_arbiter_a_server_is_wanted_for_a_minute(short_tmp: Path) -> None:
+    now = [100.0]
+    wanted = mps_watcher.wants_server(StateDirectory(short_tmp), GPU, lambda: now[0])
+    assert wanted()
+    now[0] += 59
+    assert wanted()
+    now[0] += 2
+    assert not wanted()
+
+
+def test_a_killed_watchers_daemon_is_adopted(
+    folder: ServerFolder, control: Control, watcher: mps_watcher.Watcher
+) -> None:
+    server = control.servers()
+    second = mps_watcher.Watcher(folder, control, lambda: True)
+    second.begin()
+    second.wait_for_start()
+    assert control.servers() == server
+    assert watcher.state.server == second.state.server
+
+
+SAYS = """
+import sys
+sys.stderr.write("before\\n"); sys.stderr.flush()
+print(flush=True)
+sys.stdin.read()
+sys.stderr.write("after\\n")
+"""
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_a_client_is_told_in_its_standard_error(tmp_path: Path, mode: str) -> None:
+    log = tmp_path / "log"
+    with log.open(mode) as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAYS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+    assert process.stdout is not None
+    process.stdout.readline()
+    started = procfs.started_at(process.pid)
+    assert started is not None
+    mps_watcher.tell(MpsClient(process.pid, started), GPU, "a client failed")
+    mps_watcher.tell(MpsClient(process.pid, started + 1), GPU, "this is for another process")
+    process.communicate()
+    told = f"aliquot: the MPS server of {GPU}: a client failed"
+    assert log.read_text().splitlines() == ["before", told, "after"]
+
+
+def test_a_client_whose_pipe_nobody_reads_keeps_nobody_waiting() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(1 << 16))
+    os.set_blocking(writing, True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=writing
+    )
+    started = procfs.started_at(process.pid)
+    assert started is not None
+    mps_watcher.tell(MpsClient(process.pid, started), GPU, "a client failed")
+    process.communicate(b"\n")
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_client_is_terminated_before_it_is_killed(
+    driver: Driver,
+    control: Control,
+    watcher: mps_watcher.Watcher,
+    client: subprocess.Popen[bytes],
+) -> None:
+    watcher.look()
+    mps.end_clients([os.getpid(), client.pid], driver)
+    assert control.ask("terminated") == str(client.pid)
+
+
+@pytest.mark.parametrize("program", [["/nonexistent"], ["/bin/false"]])
+def test_a_daemon_that_cannot_be_started_is_an_error_with_the_reason(
+    folder: ServerFolder, program: list[str]
+) -> None:
+    watcher = mps_watcher.Watcher(folder, folder.control(program), lambda: True)
+    with pytest.raises(MpsError):
+        watcher.begin()
+
+
+def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    folder = ServerFolder(tmp_path / ("x" * 100) / GPU, GPU)
+    with pytest.raises(MpsError, match="too long"):
+        mps.make_folder(folder, simulated=False)
