@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +13,13 @@ from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.chooser import Chooser, Relation
 from aliquot.placement.choose.explain import explain
 from aliquot.placement.choose.forecast import Mix, outlook
-from aliquot.placement.choose.strategies import Fragmentation, strategy
-from aliquot.placement.core.allocations import Allocations, OverallocatedError
+from aliquot.placement.choose.strategies import STRATEGIES, Fragmentation, strategy
+from aliquot.placement.core.allocations import Allocations, NodeFree, OverallocatedError
 from aliquot.placement.core.demand import Demand, Kind, Near, Placement, sliced, whole
 from aliquot.placement.core.fit import Lack, rows_of
 from aliquot.placement.core.snapshot import empty
 from aliquot.simulate.trace import links
-from placement.builders import GIB, cluster, node
+from placement.builders import GIB, cluster, node, only_cpu
 
 
 def chooser(
@@ -160,6 +162,31 @@ def test_free_capacity_is_lost_if_no_likely_request_can_use_it() -> None:
     )
     allocations.take(Placement(0, (0,)), sliced(200))
     assert measure.lost(rows_of(allocations, np.array([0]))) == 1
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_costs_after_changes_are_those_of_a_new_chooser(name: str) -> None:
+    chance = random.Random(name)  # noqa: S311 - a mix, not a secret
+    shapes = [whole(), whole(2), sliced(250, 3 * GIB), replace(SHARE, gpus=2), only_cpu(1000)]
+    allocations = cluster(4, 2, 1, gpu_bytes=80 * GIB)
+    by = strategy(name, allocations.hardware, DAY)
+    asks = Chooser(allocations, by, seed=1)
+    held: list[tuple[Placement, Demand]] = []
+    for number in range(40):
+        demand = chance.choice(shapes)
+        place = asks.place(demand)
+        if place is not None:
+            held.append((place, demand))
+        if held and chance.random() < 0.4:
+            allocations.give(*held.pop(chance.randrange(len(held))))
+        if number == 20:  # another node comes into a row
+            held = [one for one in held if one[0].node != 2]
+            half = NodeFree((1000, 500), (40 * GIB, 30 * GIB), (Kind.FREE, Kind.SLICED), (0, 1))
+            allocations.set_node(2, half, node("other", 2, gpu_bytes=40 * GIB))
+        for shape in shapes:
+            new = Chooser(allocations, by, seed=1)
+            assert asks.costs(shape).tolist() == new.costs(shape).tolist()
+            assert asks.choose(shape) == new.choose(shape)
 
 
 def test_a_request_larger_than_a_gpu_is_not_expected_on_it() -> None:

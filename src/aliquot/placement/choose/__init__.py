@@ -5,6 +5,8 @@
 - `explain`: what each node lacks or costs for a request.
 - `fgd`: the published fragmentation strategy (FGD), to compare with.
 - `forecast`: what is likely to be asked for next, and what a node is worth for it.
+- `kept_rows`: what a strategy knows of all nodes, brought up to date where they change.
+- `lowest`: the lowest cost of each node by its GPUs, and the tightest GPUs.
 - `machine`: choosing on one machine, without numpy.
 - `strategies`: how GPUs are weighed: fragmentation, pack, spread and others.
 """

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aliquot.placement.choose.strategies import tightest
+from aliquot.placement.choose.kept_rows import KeptRows
 from aliquot.placement.core.demand import Demand, Near, Placement
-from aliquot.placement.core.fit import all_rows, gpus_that_fit, hashed, nodes_that_fit, rows_of
+from aliquot.placement.core.fit import any_of, gpus_that_fit, hashed, nodes_that_fit, rows_of
 from aliquot.placement.core.links import Reach, closest, slowest_within
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ SHAPES_KEPT = 512
 EQUAL = 1e-8
 NOT_FITTING = 1 << 20
 STRENGTH = 1000.0  # a step of it weighs more than any cost of a strategy
-CUT_FIRST = 1e6  # and a GPU of the right kind more than any step of strength
 NEARNESS = (Reach.SYS, Reach.PIX, Reach.NVLINK, Reach.ITSELF), (0.0, 0.4, 0.6, 1.0)
 
 
@@ -69,6 +68,7 @@ class Chooser:
         self._by = by
         self._seed = seed
         self._shapes: dict[Demand, _Remembered] = {}
+        self._rows = KeptRows(allocations, by.prepare)
 
     def choose(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
         """The cheapest place for the demand; None where there is none. Takes nothing."""
@@ -126,7 +126,7 @@ class Chooser:
         self, demand: Demand, index: Ints, usable: Bools | None, allowed: Bools | None
     ) -> tuple[NDArray[np.float64], Ints]:
         is_all = len(index) == self.allocations.hardware.size
-        rows = all_rows(self.allocations) if is_all else rows_of(self.allocations, index)
+        rows = self._rows.all() if is_all else self._rows.some(index)
         fits = gpus_that_fit(rows, demand)
         if allowed is not None:
             fits &= allowed[index]
@@ -138,29 +138,24 @@ class Chooser:
         if len(some) == len(index):
             return self._costs_where_it_fits(demand, rows, fits)
         if demand.gpus == 1 and 2 * len(some) > len(index):  # faster than to pick them out
-            return self._costs_where_it_fits(demand, rows, fits & nodes[:, None])
+            fits &= nodes[:, None]
+            return self._costs_where_it_fits(demand, rows, fits)
         if len(some):
-            rows = rows_of(self.allocations, index[some])
-            cost[some], gpu[some] = self._costs_where_it_fits(demand, rows, fits[some])
+            cost[some], gpu[some] = self._costs_where_it_fits(demand, rows.part(some), fits[some])
         return cost, gpu
 
     def _costs_where_it_fits(
         self, demand: Demand, rows: Rows, fits: Bools
     ) -> tuple[NDArray[np.float64], Ints]:
-        every = np.arange(len(rows.index))
         if demand.gpus == 1:
-            cost = np.where(fits, self._by.one(rows, demand, fits), np.inf)
-            if demand.thrifty:
-                cost += CUT_FIRST * rows.free
-            gpu = cost.argmin(axis=1)
-            best = cost[every, gpu]
+            best, gpu = self._by.one(rows, demand, fits)
         else:
-            gpu = np.zeros_like(every)
-            best = self._by.several(rows, demand, tightest(rows, demand, fits))
+            gpu = np.zeros(len(rows.index), dtype=np.int64)
+            best = self._by.several(rows, demand, fits)
             if demand.gpus and self._by.about and any(self.allocations.hardware.link_tables):
                 best = best + self._by.about * self._farness(rows, demand, fits)
         if demand.gpus and self._by.lean > 0:
-            best = best + self._by.about * ~(rows.kind == demand.kind).any(axis=1)
+            best = best + self._by.about * ~any_of(rows.kind == int(demand.kind))
         if demand.strength_sign:
             rank = self.allocations.hardware.rank[rows.index]
             best = best + demand.strength_sign * STRENGTH * rank

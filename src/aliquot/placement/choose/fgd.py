@@ -11,10 +11,11 @@ them by name, which packs too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aliquot.placement.choose.lowest import lowest, tightest
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
 
 if TYPE_CHECKING:
@@ -52,7 +53,11 @@ class Fgd:
         self._most_cpu = max(1, int(hardware.cpu_milli.max(initial=0)))
         self._most_gpu = WHOLE_MILLI * max(1, int(hardware.gpu_count.max(initial=0)))
 
-    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
+    def prepare(self, rows: Rows) -> tuple[NDArray[Any], ...]:  # noqa: ARG002 - Strategy
+        """Nothing."""
+        return ()
+
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> tuple[Floats, Ints]:
         """For each GPU that fits and differs from those before it; the others cost no less."""
         left = np.where(rows.present, rows.size_left, 0)
         tried = fits & _first_of_its_size(rows, left, fits)
@@ -64,10 +69,11 @@ class Fgd:
         )
         cost = np.full(fits.shape, np.inf)
         cost[row, gpu] = _points(fall) + self._tie(rows, left)[row]
-        return cost
+        return lowest(cost, rows, demand, fits)
 
-    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:
+    def several(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
         """The same for a set of GPUs."""
+        chosen = tightest(rows, demand, fits)
         left = np.where(rows.present, rows.size_left, 0)
         after = left - chosen * _part(demand)
         every = np.arange(len(rows.index))

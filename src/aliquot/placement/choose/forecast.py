@@ -61,21 +61,32 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The tables, a row for each GPU model."""
+    """The tables, a row for each GPU model. `uses`: whether likely work needs CPU, and memory."""
 
     holes: Table
     idle: Table
+    uses: tuple[bool, bool]
 
     def worth(self, fill: Floats, needs: tuple[Floats, Floats], left: tuple[Ints, Ints]) -> Floats:
         """The fill that CPU and memory can carry."""
-        return fill * _carried(left[0], needs[0]) * _carried(left[1], needs[1])
+        for uses, need, there in zip(self.uses, needs, left, strict=True):
+            fill = fill * (carried(there, need) if uses else np.sign(there))
+        return fill
 
 
-def _carried(left: Ints, need: Floats) -> Floats:
+def carried(left: Ints, need: Floats) -> Floats:
     """A smooth minimum of the ratio and 1: x / (1 + x^6)^(1/6), without the slow powers."""
-    ratio = np.minimum(SLACK * left / np.maximum(need, 1e-9), 1e6)
-    cube = ratio * ratio * ratio
-    return np.asarray(ratio / np.sqrt(np.cbrt(1 + cube * cube)))
+    ratio: Floats = np.multiply(left, SLACK)
+    ratio /= np.maximum(need, 1e-9)
+    np.minimum(ratio, 1e6, out=ratio)
+    power = ratio * ratio
+    power *= ratio
+    power *= power
+    power += 1
+    np.cbrt(power, out=power)
+    np.sqrt(power, out=power)
+    ratio /= power
+    return ratio
 
 
 def outlook(mix: Mix, hardware: Hardware) -> Forecast:
@@ -91,7 +102,15 @@ def outlook(mix: Mix, hardware: Hardware) -> Forecast:
         tables = _tables(offers, hardware.present.shape[1])
         holes.append(tables[0])
         idle.append(tables[1])
-    return Forecast(holes=_stack(holes), idle=_stack(idle))
+    of_holes, of_idle = _stack(holes), _stack(idle)
+    return Forecast(
+        holes=of_holes,
+        idle=of_idle,
+        uses=(
+            bool(of_holes.cpu.any() or of_idle.cpu.any()),
+            bool(of_holes.ram.any() or of_idle.ram.any()),
+        ),
+    )
 
 
 @lru_cache(maxsize=64)

@@ -1,24 +1,25 @@
 """How good a place is: small, named strategies over rows of nodes.
 
 A strategy gives a cost to a node for a demand; the lowest cost is taken, and equal costs are left
-to chance (under a seed). For a demand of one GPU it gives a cost for each GPU, since the choice of
-the GPU is most of the decision; for several, the tightest GPUs that fit are meant.
+to chance (under a seed). For a demand of one GPU it says which GPU has that cost, since the choice
+of the GPU is most of the decision; for several, the tightest GPUs that fit are meant.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.fgd import Fgd
-from aliquot.placement.choose.forecast import ANYTHING, outlook
+from aliquot.placement.choose.forecast import ANYTHING, carried, outlook
+from aliquot.placement.choose.lowest import CUT_FIRST, first_of_each, lower, lowest, tightest
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
 from aliquot.placement.core.fit import sizes_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,21 +46,20 @@ class Strategy(Protocol):
     """Costs that differ by less are about equal: between such nodes the links decide, where several
     GPUs are asked for, and whether a node already has GPUs of the same kind."""
 
-    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
-        """For each node and GPU, the cost of taking the one GPU asked for there."""
+    def prepare(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+        """Columns of its own that depend on no demand; rows may have them as `prepared`."""
 
-    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:
-        """For each node, the cost of taking these GPUs, which may be none."""
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> tuple[Floats, Ints]:
+        """For each node, the lowest cost of taking one of the GPUs that fit, and that GPU.
 
+        Infinite where none fits. A thrifty demand takes a GPU that is cut wherever one fits.
+        """
 
-def tightest(rows: Rows, demand: Demand, fits: Bools) -> Bools:
-    """The GPUs with the least left that fit, as many as asked for."""
-    if not demand.gpus:
-        return np.zeros_like(fits)
-    left = np.where(fits, rows.size_left, 2 * WHOLE_MILLI)
-    order = np.argsort(left, axis=1, kind="stable")
-    rank = np.argsort(order, axis=1, kind="stable")
-    return fits & (rank < demand.gpus)
+    def several(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
+        """For each node on which enough GPUs fit, the cost of taking the tightest of them.
+
+        What it says of the other nodes means nothing. No GPU may be asked for.
+        """
 
 
 class Random:
@@ -68,11 +68,15 @@ class Random:
     lean = 0
     about = 0.0
 
-    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002 - Strategy
-        """All the same."""
-        return np.zeros(fits.shape)
+    def prepare(self, rows: Rows) -> tuple[NDArray[Any], ...]:  # noqa: ARG002 - Strategy
+        """Nothing."""
+        return ()
 
-    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:  # noqa: ARG002
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> tuple[Floats, Ints]:
+        """All the same."""
+        return lowest(np.zeros(fits.shape), rows, demand, fits)
+
+    def several(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002
         """All the same."""
         return np.zeros(len(rows.index))
 
@@ -90,11 +94,16 @@ class BestFit:
         self._cpu = lean * cpu / max(1, int(hardware.cpu_milli.max(initial=0)))
         self._gpu = lean * gpu / (WHOLE_MILLI * max(1, int(hardware.gpu_count.max(initial=0))))
 
-    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002 - Strategy
-        """The node's cost, and a little for what stays free on the GPU."""
-        return self._node(rows)[:, None] + self.lean * GPU_WEIGHT * rows.size_left
+    def prepare(self, rows: Rows) -> tuple[NDArray[Any], ...]:  # noqa: ARG002 - Strategy
+        """Nothing."""
+        return ()
 
-    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:  # noqa: ARG002
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> tuple[Floats, Ints]:
+        """The node's cost, and a little for what stays free on the GPU."""
+        cost = self._node(rows)[:, None] + self.lean * GPU_WEIGHT * rows.size_left
+        return lowest(cost, rows, demand, fits)
+
+    def several(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:  # noqa: ARG002
         """The node's cost; what the demand itself takes is the same everywhere."""
         return self._node(rows)
 
@@ -117,41 +126,69 @@ class Fragmentation:
         self._holes, self._idle = _flat(ahead.holes), _flat(ahead.idle)
         self._sizes, self._counts = ahead.holes.fill.shape[1], ahead.idle.fill.shape[1]
 
-    def one(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
-        """The worth that each choice takes from the node; of free GPUs the first stands for all."""
-        holes, sums, idle = self._before(rows)
-        row, gpus, is_free = _that_differ(rows, fits)
-        after = rows.model.take(row) * self._sizes + _size_after(rows, demand, row, gpus)
-        fewer = np.maximum(idle - 1, rows.model * self._counts)
-        later = [
-            total.take(row)
-            - np.where(is_free, (of_idle.take(idle) - of_idle.take(fewer)).take(row), hole)
-            + of_hole.take(after)
-            for total, hole, of_hole, of_idle in zip(
-                sums, (hole.take(gpus) for hole in holes), self._holes, self._idle, strict=True
-            )
-        ]
-        left = (rows.cpu - demand.cpu_milli).take(row), (rows.ram - demand.ram_bytes).take(row)
-        cost = np.full(fits.shape, np.inf)
-        cost.ravel()[gpus] = self._before_cost(rows, sums).take(row) - self._worth(later, left)
-        return cost
+    def prepare(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+        """The node's cost as it is, and for fill, CPU and memory what the node is worth.
 
-    def several(self, rows: Rows, demand: Demand, chosen: Bools) -> Floats:
-        """The same, for a set of GPUs or none."""
+        `total` is what it is worth in all, `rest` what without each of its GPUs that are cut, and
+        `less` what with one free GPU less.
+        """
         holes, sums, idle = self._before(rows)
-        after = rows.model[:, None] * self._sizes + np.where(chosen, _sizes_after(rows, demand), 0)
-        fewer = idle - (chosen & rows.free).sum(axis=1)
+        fewer = np.maximum(idle - 1, rows.model * self._counts)
+        rest = [total[:, None] - hole for total, hole in zip(sums, holes, strict=True)]
+        less = [
+            total - (of_idle.take(idle) - of_idle.take(fewer))
+            for total, of_idle in zip(sums, self._idle, strict=True)
+        ]
+        return (self._before_cost(rows, sums), idle, *sums, *less, *rest)
+
+    def one(self, rows: Rows, demand: Demand, fits: Bools) -> tuple[Floats, Ints]:
+        """The worth that each choice takes from the node; of free GPUs the first stands for all."""
+        prepared = rows.prepared or self.prepare(rows)
+        less, rest = prepared[5:8], prepared[8:]
+        width = fits.shape[1]
+        cost, gpu = np.full(len(fits), np.inf), np.zeros(len(fits), dtype=np.int64)
+        free = np.flatnonzero(fits & rows.free)
+        row = free // width
+        free, row = first_of_each(row, free, row)
+        if len(free):
+            cost[row] = self._cost_of(rows, demand, prepared[0], (less, row), (free, row))
+            gpu[row] = free - row * width
+            if demand.thrifty:
+                cost += CUT_FIRST
+        cut = np.flatnonzero(fits & ~rows.free)
+        if len(cut):
+            row = cut // width
+            of_cut = self._cost_of(rows, demand, prepared[0], (rest, cut), (cut, row))
+            lower(cost, gpu, of_cut, cut, width)
+        return cost, gpu
+
+    def several(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
+        """The same, for a set of GPUs or none."""
+        before, idle, *worth = rows.prepared or self.prepare(rows)
+        later = worth[:3]
+        if demand.kind is Kind.WHOLE:  # all of them are free, and nothing is left of them
+            after = rows.model * self._sizes
+            later = [
+                total + demand.gpus * of_hole.take(after)
+                for total, of_hole in zip(later, self._holes, strict=True)
+            ]
+            fewer = idle - demand.gpus
+        else:
+            chosen = tightest(rows, demand, fits)
+            sizes = np.where(chosen, _sizes_after(rows, demand), 0)
+            after = rows.model[:, None] * self._sizes + sizes
+            holes = self._before(rows)[0]
+            later = [
+                total + (chosen * (of_hole.take(after) - hole)).sum(axis=1)
+                for total, hole, of_hole in zip(later, holes, self._holes, strict=True)
+            ]
+            fewer = idle - (chosen & rows.free).sum(axis=1)
         later = [
-            total
-            + (chosen * (of_hole.take(after) - hole)).sum(axis=1)
-            - of_idle.take(idle)
-            + of_idle.take(fewer)
-            for total, hole, of_hole, of_idle in zip(
-                sums, holes, self._holes, self._idle, strict=True
-            )
+            total - of_idle.take(idle) + of_idle.take(fewer)
+            for total, of_idle in zip(later, self._idle, strict=True)
         ]
         left = rows.cpu - demand.cpu_milli, rows.ram - demand.ram_bytes
-        return self._before_cost(rows, sums) - self._worth(later, left)
+        return before - self._worth(later, left)
 
     def lost(self, rows: Rows) -> float:
         """The part of what is left that nothing likely to come will use."""
@@ -181,19 +218,35 @@ class Fragmentation:
     def _worth(self, sums: list[Floats], left: tuple[Ints, Ints]) -> Floats:
         return self._ahead.worth(sums[0], (sums[1], sums[2]), left)
 
+    def _cost_of(
+        self,
+        rows: Rows,
+        demand: Demand,
+        before: Floats,
+        others: tuple[Sequence[Floats], Ints],
+        gpus: tuple[Ints, Ints],
+    ) -> Floats:
+        """The cost of taking each of these GPUs, given by its index and its row.
 
-def _that_differ(rows: Rows, fits: Bools) -> tuple[Ints, Ints, Bools]:
-    """The GPUs to compare: each cut GPU that fits, and the first free one that fits of each node.
-
-    Returns the row of each, its index in the flat table of GPUs, and which of them are free.
-    """
-    width = fits.shape[1]
-    cut = np.flatnonzero(fits & ~rows.free)
-    free = fits & rows.free
-    having = np.flatnonzero(free.any(axis=1))
-    first = having * width + free.argmax(axis=1)[having]
-    is_free = np.arange(len(cut) + len(first)) >= len(cut)
-    return np.concatenate((cut // width, having)), np.concatenate((cut, first)), is_free
+        `others` are the tables of what the rest of a node is worth, and where each GPU has its.
+        """
+        flat, row = gpus
+        after = _size_after(rows, demand, row, flat)
+        if len(self._holes[0]) > self._sizes:
+            after += rows.model.take(row) * self._sizes
+        tables, at = others
+        left = [rows.cpu - demand.cpu_milli, rows.ram - demand.ram_bytes]
+        later = tables[0].take(at)
+        later += self._holes[0].take(after)
+        for number, there in enumerate(left):
+            if not self._ahead.uses[number]:  # then it only matters that there is some
+                if not (there > 0).all():
+                    later *= np.sign(there).take(row)
+                continue
+            need = tables[1 + number].take(at)
+            need += self._holes[1 + number].take(after)
+            later *= carried(there.take(row), need)
+        return np.asarray(np.subtract(before.take(row), later, out=later))
 
 
 def _left(rows: Rows) -> Ints:
@@ -217,10 +270,11 @@ def _size_after(rows: Rows, demand: Demand, row: Ints, gpus: Ints) -> Ints:
     """The same for some GPUs."""
     if demand.kind is Kind.WHOLE:
         return np.zeros_like(gpus)
+    total = rows.gpu_bytes
     return sizes_left(
         rows.milli.take(gpus) - demand.milli,
         rows.bytes.take(gpus) - demand.gpu_bytes,
-        rows.gpu_bytes.take(row),
+        total[:1] if len(total) and (total == total[0]).all() else total.take(row),
     )
 
 
