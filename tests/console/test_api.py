@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from aliquot.console.deltas import apply
 from conftest import aliquot_command
 from console.conftest import SLEEPS, Console
 from pool.conftest import SHAPE, PoolUp
@@ -32,20 +33,29 @@ CHECKS = [
 
 
 class Stream:
-    """Server-sent events as they come."""
+    """Server-sent events as they come, put together as a page does."""
 
     def __init__(self, console: Console) -> None:
         self._connection = http.client.HTTPConnection(console.host, timeout=60)
         headers = {"Authorization": f"Bearer {console.token}"}
         self._connection.request("GET", "/api/v1/events", headers=headers)
         self._answer = self._connection.getresponse()
+        self._views: dict[str, Any] = {}
+        self.deltas = 0
         assert self._answer.getheader("content-type", "").startswith("text/event-stream")
 
     def next(self, name: str) -> Any:
-        """The content of the next event of that name."""
+        """The view of that name after its next event."""
         while True:
-            if self._answer.readline().strip() == f"event: {name}".encode():
-                return json.loads(self._answer.readline().partition(b"data: ")[2])
+            event = self._answer.readline().strip().decode().removeprefix("event: ")
+            view, _, kind = event.partition("-")
+            if view not in {"machine", "jobs"}:
+                continue
+            content = json.loads(self._answer.readline().partition(b"data: ")[2])
+            self.deltas += kind == "delta"
+            self._views[view] = apply(self._views[view], content) if kind else content
+            if view == name:
+                return self._views[view]
 
     def close(self) -> None:
         self._answer.close()
@@ -128,6 +138,7 @@ def test_events_tell_of_a_grant_when_it_comes_and_of_jobs_that_change(
             assert grants[0]["slices"][0]["memory_bytes"] == 8 * GIB
             pool.submit("--name", "new", "--", *SLEEPS)
             assert stream.next("jobs")["items"][0]["name"] == "new"
+            assert stream.deltas > 0
         finally:
             process.kill()
     stream.close()
