@@ -122,6 +122,7 @@ function receive(event: string): void {
   else if (name === "machine-delta" && state.machine !== null) {
     apply(state.machine, content as Delta);
     update({ connected: true, seen: Date.now() });
+    document.dispatchEvent(new Event("aliquot-update")); // for bench/console
   } else if (name === "jobs-delta" && state.jobs !== null) {
     apply(state.jobs, content as Delta);
     update({});

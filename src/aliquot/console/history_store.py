@@ -34,7 +34,7 @@ _WAL_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 _JUMP_SECONDS = 30.0  # the clock was changed, or the machine slept
 _QUIET_SECONDS = 3600.0
-_PRUNE_SECONDS = 600.0
+_FORGET_AT_ONCE = 200  # series, after each 15 s
 _LONGEST_READING = 60.0  # a reading speaks for no more time than this
 _MOST_SERIES = 8192
 _BUSY_SECONDS = 5.0
@@ -124,7 +124,7 @@ class HistoryStore:
         self._ids: dict[_Key, int] = {}
         self._last: tuple[float, float] | None = None  # the time of day, and the steady clock
         self._quiet_until: float | None = None
-        self._pruned = 0.0
+        self._forgot = 0  # the last series of which old points were forgotten
 
     def add(
         self,
@@ -187,10 +187,12 @@ class HistoryStore:
                 self._forget_oldest(database)
                 self._write_rows(database)
             self._open, self._hours, self.problem = {}, {}, None
-            if steady is not None and self._may_forget(steady):
-                self._pruned = steady
-                self._forget(database, self._slot - DAY, self._slot - MONTH)
-        except sqlite3.DatabaseError as error:
+            if steady is not None and steady >= (self._quiet_until or steady):
+                last = self._forget(
+                    database, self._slot - DAY, self._slot - MONTH, self._forgot, _FORGET_AT_ONCE
+                )
+                self._forgot = last or 0
+        except (sqlite3.Error, ValueError, OverflowError) as error:
             self._open = {}  # hours are written later; points of this time are not known
             self._ids = {}
             self._give_up(error)
@@ -198,7 +200,7 @@ class HistoryStore:
             self._open, self._ids = {}, {}
             self.problem = f"history is not recorded: {error.strerror or error}"
 
-    def _give_up(self, error: sqlite3.DatabaseError) -> None:
+    def _give_up(self, error: Exception) -> None:
         self.problem = f"history is not recorded: {error}"
         broken = getattr(error, "sqlite_errorcode", None) in _BROKEN
         if self._database is not None and (broken or self._database.in_transaction):
@@ -273,38 +275,41 @@ class HistoryStore:
 
     # --- forgetting ---
 
-    def _may_forget(self, steady: float) -> bool:
-        return (
-            self._quiet_until is not None
-            and steady >= self._quiet_until
-            and steady - self._pruned >= _PRUNE_SECONDS
-        )
-
     def _is_at_limit(self, database: sqlite3.Connection) -> bool:
         """Whether the file is as large as it may be, and not the disk that is full."""
         (count,) = database.execute("PRAGMA page_count").fetchone()
         return bool(count >= self._most_pages - 64)
 
     @staticmethod
-    def _forget(database: sqlite3.Connection, fine: int, coarse: int) -> None:
-        """Forget points before these times, and series without any."""
-        with database:
-            database.execute("BEGIN IMMEDIATE")
-            for (one,) in database.execute("SELECT id FROM series").fetchall():
-                database.execute("DELETE FROM points WHERE series = ? AND at < ?", (one, fine))
-                database.execute("DELETE FROM coarse WHERE series = ? AND at < ?", (one, coarse))
-            database.execute(
-                "DELETE FROM series WHERE NOT EXISTS (SELECT 1 FROM points WHERE series = id)"
-                " AND NOT EXISTS (SELECT 1 FROM coarse WHERE series = id)"
-            )
+    def _forget(
+        database: sqlite3.Connection, fine: int, coarse: int, after: int = 0, count: int = -1
+    ) -> int | None:
+        """Forget points before these times, of so many series after that one, and empty series.
+
+        The last series that was looked at; None: there are no more. Each is a transaction of its
+        own, so that the log beside the file stays small.
+        """
+        last, query = None, "SELECT id FROM series WHERE id > ? ORDER BY id LIMIT ?"
+        for (last,) in database.execute(query, (after, count)).fetchall():
+            with database:
+                database.execute("BEGIN IMMEDIATE")
+                database.execute("DELETE FROM points WHERE series = ? AND at < ?", (last, fine))
+                database.execute("DELETE FROM coarse WHERE series = ? AND at < ?", (last, coarse))
+                database.execute(
+                    "DELETE FROM series WHERE id = ?"
+                    " AND NOT EXISTS (SELECT 1 FROM points WHERE series = id)"
+                    " AND NOT EXISTS (SELECT 1 FROM coarse WHERE series = id)",
+                    (last,),
+                )
+        return last
 
     def _forget_oldest(self, database: sqlite3.Connection) -> None:
-        """Make room: forget the older half of all points."""
-        found = database.execute("SELECT min(at), max(at) FROM points").fetchone()
-        first, last = found if found[0] is not None else (self._slot, self._slot)
-        began = database.execute("SELECT min(at) FROM coarse").fetchone()[0] or last
+        """Make room: forget the older half of all points of 15 s, or of the others."""
+        first, last = database.execute("SELECT min(at), max(at) FROM points").fetchone()
+        began = database.execute("SELECT min(at) FROM coarse").fetchone()[0]
+        first, last, began = (self._slot if one is None else one for one in (first, last, began))
         middle = (first + last) // 2 + 1
-        self._forget(database, middle, (began + last) // 2 if middle > last else began)
+        self._forget(database, middle, began if middle <= last else (began + last) // 2)
         self._ids = {}
 
     # --- reading ---

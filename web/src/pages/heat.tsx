@@ -10,6 +10,7 @@ type Shown = "memory" | "compute" | "granted";
 const SHOWN: [Shown, Key][] = [["memory", "heatMemory"], ["compute", "heatCompute"], ["granted", "heatGranted"]];
 
 const GAP = 3;
+const LABELLED = 64; // fields of this height and more have room for a name
 const STEPS = 24; // colours of the scale: few of them, so that most fields of an update stay as they are
 
 interface Field {
@@ -20,7 +21,7 @@ interface Field {
 }
 
 function fieldOf(count: number, width: number): Field {
-  const size = count > 400 ? 26 : count > 100 ? 40 : 64;
+  const size = count > 400 ? 26 : count > 100 ? 40 : count > 16 ? LABELLED : 120;
   const columns = Math.max(1, Math.floor((width + GAP) / (size + GAP)));
   return { columns, width: (width + GAP) / columns - GAP, height: size, scale: Math.min(2, devicePixelRatio) };
 }
@@ -40,9 +41,9 @@ function colours(): string[] {
   const [from, to] = [style.getPropertyValue("--heat-low").trim(), style.getPropertyValue("--heat-high").trim()];
   const part = (colour: string, at: number) => parseInt(colour.slice(1 + 2 * at, 3 + 2 * at), 16);
   const mixed = (ratio: number) => `rgb(${[0, 1, 2].map((at) => Math.round(part(from, at) + (part(to, at) - part(from, at)) * ratio)).join(" ")})`;
-  return [...Array.from({ length: STEPS }, (_, step) => mixed(step / (STEPS - 1))), style.getPropertyValue("--track").trim(), style.getPropertyValue("--bad").trim(), style.getPropertyValue("--soft").trim()];
+  return [...Array.from({ length: STEPS }, (_, step) => mixed(step / (STEPS - 1))), style.getPropertyValue("--track").trim(), style.getPropertyValue("--bad").trim(), style.getPropertyValue("--soft").trim(), style.getPropertyValue("--front").trim(), style.getPropertyValue("--ink").trim()];
 }
-const [FREE, BAD, ABSENT] = [STEPS, STEPS + 1, STEPS + 2];
+const [FREE, BAD, ABSENT, LABEL_BACK, LABEL] = [STEPS, STEPS + 1, STEPS + 2, STEPS + 3, STEPS + 4];
 
 /** A field as a text: fields that show the same are not drawn again. */
 function picture(gpu: Gpu, shown: Shown): string {
@@ -64,6 +65,13 @@ export function HeatView() {
     let before: string[] = [];
     let told = 0;
 
+    const label = (gpu: Gpu, x: number, y: number) => {
+      context.font = "600 12px system-ui, sans-serif";
+      context.fillStyle = palette[LABEL_BACK]!;
+      context.fillRect(x + 5, y + 5, context.measureText(`${gpu.index}`).width + 10, 19);
+      context.fillStyle = palette[LABEL]!;
+      context.fillText(`${gpu.index}`, x + 10, y + 19);
+    };
     const fit = () => {
       const gpus = current().machine?.gpus ?? [];
       const found = (field.current = fieldOf(gpus.length, board.parentElement!.clientWidth));
@@ -78,7 +86,7 @@ export function HeatView() {
     };
     const draw = () => {
       const gpus = current().machine?.gpus ?? [];
-      if (gpus.length > before.length && before.length > 0) fit();
+      if (gpus.length !== before.length && before.length > 0) fit();
       const { columns, width, height } = field.current;
       for (let at = 0; at < gpus.length; at += 1) {
         const now = picture(gpus[at]!, shown);
@@ -97,6 +105,7 @@ export function HeatView() {
             left += size;
           }
         }
+        if (height >= LABELLED) label(gpus[at]!, x, y);
       }
       if (Date.now() - told > 5000) {
         told = Date.now();

@@ -82,7 +82,7 @@ export function WhatIfPage() {
                 </select>
               </label>
               <label><span>{t("name")}</span><input value={bound.name} placeholder={bound.kind === "user_limits" ? machine.user : ""} autocomplete="off" onInput={(event) => setBound({ ...bound, name: event.currentTarget.value })} /></label>
-              <label><span>GPU</span><input inputMode="decimal" value={bound.gpus} autocomplete="off" onInput={(event) => setBound({ ...bound, gpus: event.currentTarget.value })} /></label>
+              <label><span>{t("gpus")}</span><input inputMode="decimal" value={bound.gpus} autocomplete="off" onInput={(event) => setBound({ ...bound, gpus: event.currentTarget.value })} /></label>
             </div>
           </fieldset>
         </form>
