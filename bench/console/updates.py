@@ -39,6 +39,7 @@ MOST_MS = 16.0
 GIB = 1 << 30
 TOKEN = "0" * 64
 SETTLE_UPDATES = 3
+SECONDS = 300  # only ends a run that hangs
 
 
 class MadeUpMachine(Machine):
@@ -223,6 +224,7 @@ def main() -> int:
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page(viewport={"width": 1280, "height": 860})
+        page.set_default_timeout(SECONDS * 1000)
         page.goto(serve(machine))
         page.get_by_role("heading", name="GPU 0").wait_for()
         found["list"] = measure(browser, page, given.updates)

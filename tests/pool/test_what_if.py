@@ -13,7 +13,7 @@ from aliquot.model.request import Request
 from aliquot.pool.client import PoolClient
 from aliquot.pool.directory import directory_of
 from aliquot.pool.encoding import encode_request
-from aliquot.pool.what_if import decode_question
+from aliquot.pool.what_if import as_seen, decode_question
 from aliquot.slices import StateDirectory
 from pool.conftest import PoolUp
 from support import wait_until
@@ -120,3 +120,9 @@ def test_a_limit_of_a_user_holds_back_what_would_start(pool: PoolUp) -> None:
 def test_an_invalid_question_is_refused(question: dict[str, Any]) -> None:
     with pytest.raises(InvalidValueError):
         decode_question(question)
+
+
+def test_of_others_only_what_they_do_and_their_size_is_seen() -> None:
+    outcome = {"does": "waits", "size": 2, "reason": "x", "place": 1, "of": 2, "gpus": [0]}
+    assert as_seen(outcome, sees=True) == outcome
+    assert as_seen(outcome, sees=False) == {"does": "waits", "size": 2}

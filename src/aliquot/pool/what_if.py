@@ -285,15 +285,20 @@ def _outcomes(
             outcome = {"does": "runs" if state.slots else "rests", "size": state.target_size}
         places = trial.placed.get(name) if name in decided else None
         found[name] = outcome | ({} if places is None else {"gpus": _indexes(places, inputs)})
-        if not _sees(caller, stored):
-            found[name].pop("reason", None)
+        found[name] = as_seen(found[name], sees=_sees(caller, stored))
     admitted = {run_name(run) for run, _ in trial.admitted}
-    for name in names.runs:
+    for name, run in names.runs.items():
         if name in admitted:
             found[name] = {"does": "starts", "size": 1}
         elif trial.waiting_of(name) is not None:
-            found[name] = {"does": "waits", **_place(trial, name, names, caller)}
+            outcome = {"does": "waits", **_place(trial, name, names, caller)}
+            found[name] = as_seen(outcome, sees=_sees(caller, run))
     return found
+
+
+def as_seen(outcome: dict[str, Any], *, sees: bool) -> dict[str, Any]:
+    """An outcome as the caller may see it: of others what it does and its size (`access`)."""
+    return outcome if sees else {key: outcome[key] for key in ("does", "size") if key in outcome}
 
 
 def _place(trial: PoolScheduler, name: str, names: DecisionNames, caller: Caller) -> dict[str, Any]:
