@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import http.client
 import json
 import subprocess
@@ -21,6 +22,14 @@ from support import wait_until
 __all__ = ["down_pool", "pool_fixture"]
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+CHALLENGE = "0123456789abcdef" * 2
+
+
+def signature(key: str, text: str) -> str:
+    """As pages compute it."""
+    return hmac.new(key.encode(), text.encode(), "sha256").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,27 @@ class Console:
     @property
     def code(self) -> str:
         return self.link.partition("#code=")[2]
+
+    def prove(self, name: str, **headers: str | None) -> Answer:
+        """Ask for a proof, as a page does first."""
+        body = {"name": name, "challenge": CHALLENGE}
+        return self.ask("POST", "/api/v1/proof", body, authorization=None, **headers)
+
+    def signed(self, name: str, key: str, host: str | None = None) -> dict[str, str | None]:
+        """The headers of a page that knows this credential, after it has checked the proof."""
+        named = self.host if host is None else host
+        answer = self.prove(name, host=named)
+        assert answer.status == 200, answer
+        run = answer.json["run"]
+        assert answer.json["proof"] == signature(key, f"console:{named}\n{run}\n{CHALLENGE}")
+        signed = signature(key, f"page:{named}\n{run}")
+        return {"authorization": None, "x_aliquot_key": f"{name} {signed}"}
+
+    def open_session(self) -> dict[str, str | None]:
+        """The headers of a page that has signed in by the token."""
+        answer = self.ask("POST", "/api/v1/session", **self.signed("token", self.token))
+        assert answer.status == 200, answer
+        return self.signed(answer.json["name"], answer.json["key"])
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str | None) -> Answer:
         """Ask with the token; a header that is None is left out."""

@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from aliquot.console.deltas import apply
 from conftest import aliquot_command
 from console.conftest import SLEEPS, Console
 from pool.conftest import SHAPE, PoolUp
@@ -32,20 +33,29 @@ CHECKS = [
 
 
 class Stream:
-    """Server-sent events as they come."""
+    """Server-sent events as they come, put together as a page does."""
 
     def __init__(self, console: Console) -> None:
         self._connection = http.client.HTTPConnection(console.host, timeout=60)
         headers = {"Authorization": f"Bearer {console.token}"}
         self._connection.request("GET", "/api/v1/events", headers=headers)
         self._answer = self._connection.getresponse()
+        self._views: dict[str, Any] = {}
+        self.deltas = 0
         assert self._answer.getheader("content-type", "").startswith("text/event-stream")
 
     def next(self, name: str) -> Any:
-        """The content of the next event of that name."""
+        """The view of that name after its next event."""
         while True:
-            if self._answer.readline().strip() == f"event: {name}".encode():
-                return json.loads(self._answer.readline().partition(b"data: ")[2])
+            event = self._answer.readline().strip().decode().removeprefix("event: ")
+            view, _, kind = event.partition("-")
+            if view not in {"machine", "jobs"}:
+                continue
+            content = json.loads(self._answer.readline().partition(b"data: ")[2])
+            self.deltas += kind == "delta"
+            self._views[view] = apply(self._views[view], content) if kind else content
+            if view == name:
+                return self._views[view]
 
     def close(self) -> None:
         self._answer.close()
@@ -65,9 +75,34 @@ def test_gpus_and_grants_show_what_is_granted_and_used(console: Console, sleeper
     assert grant["away_bytes"] is None
     (history,) = console.get(f"/grants/{sleeper}/history")["slices"]
     assert len(history["times"]) == len(history["used_bytes"]) > 0
+    (stored,) = console.get(f"/grants/{sleeper}/history?span=day")["slices"]
+    assert stored["part_bytes"][-1] == 8 * GIB
+    (stored,) = console.get("/gpus/0/history?span=day")["slices"]
+    assert stored["part_bytes"][-1] == 8 * GIB
+    assert console.get("/gpus/0/history?span=month")["step"] == 900
     found = console.problem(404, "GET", "/api/v1/grants/nobody")
     assert found["type"].endswith("no-such-grant")
     assert "nobody" in found["detail"]
+
+
+def test_waste_has_a_price_where_the_model_has_one(console: Console, sleeper: str) -> None:
+    body = {"model": "H100 80GB HBM3", "per_hour": 2.5}
+    assert console.ask("PUT", "/api/v1/prices", body).json == {"prices": {body["model"]: 2.5}}
+    wait_until(lambda: console.get("/waste")["items"])
+    (row,) = console.get("/waste")["items"]
+    assert (row["model"], row["queue"]) == (body["model"], None)
+    assert row["granted_hours"] >= row["idle_hours"] + row["unknown_hours"] - 0.001
+    assert row["idle_cost"] is not None
+    csv = console.ask("GET", "/api/v1/waste.csv")
+    assert csv.headers["content-type"].startswith("text/csv")
+    assert csv.body.decode().splitlines()[1].startswith(f"{row['month']},{row['user']},,H100")
+    points = console.ask("GET", "/api/v1/history.csv?kind=gpu&span=month")
+    assert points.body.decode().startswith("time,name,gpu,used_bytes")
+    for wrong in ({"per_hour": -1}, {"per_hour": "x"}, {"model": ""}):
+        console.problem(400, "PUT", "/api/v1/prices", {**body, **wrong})
+    for path in ("/gpus/x/history", "/gpus/0/history?span=year", "/history.csv?kind=jobs"):
+        console.problem(400, "GET", f"/api/v1{path}")
+    console.problem(404, "GET", "/api/v1/gpus/99/history")
 
 
 def test_lists_come_in_pages(console: Console, pool: PoolUp) -> None:
@@ -128,6 +163,7 @@ def test_events_tell_of_a_grant_when_it_comes_and_of_jobs_that_change(
             assert grants[0]["slices"][0]["memory_bytes"] == 8 * GIB
             pool.submit("--name", "new", "--", *SLEEPS)
             assert stream.next("jobs")["items"][0]["name"] == "new"
+            assert stream.deltas > 0
         finally:
             process.kill()
     stream.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from console.conftest import SLEEPS, Console
 from pool.conftest import PoolUp
@@ -95,6 +96,28 @@ def test_what_does_not_fit_now_is_explained(console: Console, pool: PoolUp) -> N
     assert explained["waiting"]["place"] == 1
     assert explained["waiting"]["expected_start"]
     assert [one["fits"] for one in explained["gpus"]] == [False] * 4
+
+    def what_if(**question: object) -> Any:
+        answer = console.ask("POST", "/api/v1/what-if", question)
+        assert answer.status == 200, answer
+        return answer.json
+
+    found = what_if(add={"memory": "20GiB", "workers": "2"})
+    assert (found["asked"]["does"], found["asked"]["place"]) == ("waits", 1)
+    found = what_if(add={"memory": "20GiB", "workers": "2"}, without_jobs=[1])
+    assert (found["asked"]["does"], found["asked"]["size"]) == ("starts", 2)
+    (job,) = what_if(without_gpus=[0])["jobs"]
+    assert job["before"] == {"does": "runs", "size": 4}
+    assert job["after"]["does"] == "waits"
+    for question, status in (
+        ({"without_gpus": [9]}, 404),
+        ({"without_jobs": [99]}, 404),
+        ({"without_gpus": [0, 1, 2, 3]}, 400),
+        ({"queue_quotas": [{"name": "nobody", "gpus": 1}]}, 400),
+        ({"user_limits": [{"name": "x", "gpus": -1}]}, 400),
+        ({"add": {"memory": "much"}}, 400),
+    ):
+        console.problem(status, "POST", "/api/v1/what-if", question)
     never = console.ask("POST", "/api/v1/explain", {"memory": "900GiB"}).json
     assert (never["fits"], never["waiting"]) == (False, None)
     assert never["error"]

@@ -15,34 +15,18 @@ import pytest
 from aliquot.cli import console_child
 from aliquot.slices import StateDirectory
 from console.conftest import Console
-from console.test_sign_in import sign_in
 from support import wait_until
 
 MIB = 1 << 20
 
 
-def test_a_cookie_alone_opens_nothing(console: Console) -> None:
-    """Browsers send it to every port of the host, so also to servers of other users."""
-    cookie, csrf = sign_in(console)
-    for path in ("/session", "/machine", "/gpus", "/grants", "/jobs", "/events", "/events?csrf=x"):
-        found = console.problem(403, "GET", f"/api/v1{path}", authorization=None, cookie=cookie)
-        assert found["type"].endswith("csrf")
-    in_query = f"/api/v1/gpus?csrf={csrf}"
-    console.problem(403, "GET", in_query, authorization=None, cookie=cookie)
-    assert console.get("/gpus", authorization=None, cookie=cookie, x_aliquot_csrf=csrf)["items"]
-
-
 def test_a_session_that_signed_out_is_over(console: Console) -> None:
-    cookie, csrf = sign_in(console)
-    other, others_csrf = sign_in(console)
-    ended = console.ask(
-        "DELETE", "/api/v1/session", authorization=None, cookie=cookie, x_aliquot_csrf=csrf
-    )
+    own, other = console.open_session(), console.open_session()
+    ended = console.ask("DELETE", "/api/v1/session", **own)
     assert ended.status == 204
-    console.problem(
-        401, "GET", "/api/v1/gpus", authorization=None, cookie=cookie, x_aliquot_csrf=csrf
-    )
-    assert console.get("/gpus", authorization=None, cookie=other, x_aliquot_csrf=others_csrf)
+    console.problem(401, "GET", "/api/v1/gpus", **own)
+    assert console.prove(str(own["x_aliquot_key"]).partition(" ")[0]).status == 401
+    assert console.get("/gpus", **other)
 
 
 def test_an_open_page_is_answered_while_others_fill_the_port(console: Console) -> None:

@@ -5,16 +5,23 @@ ALIQUOT_SCREENSHOTS names a folder for pictures of the pages (make screenshots).
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
@@ -34,6 +41,10 @@ PICTURES = {
     ("jobs", "dark"),
     ("job", "light"),
     ("submit", "light"),
+    ("what-if", "light"),
+    ("waste", "light"),
+    ("gpu", "dark"),
+    ("map", "light"),
 }
 CHROMIUM = shutil.which("chromium")
 SECONDS = 30_000  # only ends a test that hangs
@@ -217,6 +228,61 @@ def test_the_page_recovers_after_the_console_restarts(
         end_console(again)
 
 
+class Impostor(BaseHTTPRequestHandler):
+    """A program of another user that has taken the console's port. It keeps what it is sent."""
+
+    got: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.got.append((self.path, {key.lower(): it for key, it in self.headers.items()}, body))
+        content = json.dumps({"run": "x", "proof": "0" * 64, "kind": "session"}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_DELETE = do_PUT = do_POST  # noqa: N815 - names of http.server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_open_page_gives_nothing_to_a_program_that_takes_the_port(
+    page: Page, console: Console, pool: PoolUp, cli_env: dict[str, str]
+) -> None:
+    end_console(console)
+    port = int(console.host.partition(":")[2])
+    Impostor.got.clear()
+    with ThreadingHTTPServer(("127.0.0.1", port), Impostor) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            alert = page.get_by_role("alert").filter(has_text="not your console")
+            expect(alert).to_be_visible()
+            page.get_by_role("link", name="Waste").click()  # which asks for more
+            expect(page.get_by_role("heading", name="Waste", level=1)).to_be_visible()
+            count = len(Impostor.got)
+            wait_until(lambda: len(Impostor.got) > count + 2)
+        finally:
+            server.shutdown()
+    for path, headers, body in Impostor.got:
+        assert not {"cookie", "authorization", "x-aliquot-key"} & headers.keys()
+        assert console.token.encode() not in body
+        if path.startswith("/api/"):
+            assert path == "/api/v1/proof", "nothing else is asked of what proves nothing"
+            assert json.loads(body).keys() == {"name", "challenge"}
+    again = start_console(pool, cli_env, "--listen", f"127.0.0.1:{port}")
+    try:
+        expect(page.get_by_role("status")).to_have_text("live")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        assert page.context.cookies() == []
+        stored = page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})")
+        assert console.token not in stored
+    finally:
+        end_console(again)
+
+
 def axe_violations(page: Page) -> list[str]:
     spec = find_spec("axe_playwright_python")
     assert spec is not None
@@ -288,6 +354,59 @@ def test_every_page_is_accessible_and_fits_a_phone(
         other.goto(console.address)
         expect(other.get_by_role("heading", name="Sign in")).to_be_visible()
         check_page(other, "sign-in")
+
+
+def add_a_day(path: Path) -> None:
+    """Write a day of GPU 0 into the console's history, with a gap of three hours."""
+    now, rows = int(time.time()) // 15 * 15, []
+    with closing(sqlite3.connect(path, 30)) as database:
+        ((series,),) = database.execute(
+            "SELECT id FROM series WHERE kind = 'gpu' ORDER BY id LIMIT 1"
+        )
+        for at in range(now - 86_000, now - 60, 15):
+            hour = (at - now) / 3600
+            if not -9 < hour < -6:
+                part = (24 if hour < -15 else 56) * GIB
+                busy = abs(math.sin(hour)) * (0.3 if hour < -15 else 0.9)
+                used = int(part * (0.55 + 0.3 * abs(math.sin(hour / 2))))
+                rows.append((series, at, used, part, int(busy * 10_000)))
+        with database:
+            database.executemany("INSERT OR IGNORE INTO points VALUES (?, ?, ?, ?, ?)", rows)
+
+
+def test_pages_of_history_and_what_if_are_accessible_and_fit_a_phone(
+    page: Page, console: Console, pool: PoolUp, tenants: Callable[..., Tenant]
+) -> None:
+    tenants("train", 21 * GIB, "--memory", "32GiB", "--gpu", "0", "--compute", "50")
+    expect(page.locator(".slices li")).to_have_count(1)
+    pool.submit("--name", "finetune", "--gpus", "3", "--time", "2h", "--", *SLEEPS)
+    pool.wait_for("finetune", "Running")
+    pool.submit("--name", "ablation", "--", *SLEEPS)
+    page.get_by_role("link", name="What if").click()
+    page.get_by_label("GPUs of each worker").fill("2")
+    page.get_by_role("button", name="finetune").click()
+    expect(page.locator(".changes li").first).to_be_visible()
+    check_page(page, "what-if")
+    page.get_by_role("link", name="Waste").click()
+    page.get_by_label("H100 80GB HBM3").fill("2.50")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("Saved.")).to_be_visible()
+    expect(page.get_by_role("table")).to_be_visible()
+    check_page(page, "waste")
+    page.get_by_role("link", name="GPUs", exact=True).click()
+    store = pool.state / "console" / "history.sqlite"
+    wait_until(store.exists)
+    wait_until(lambda: console.get("/gpus/0/history?span=month")["slices"][0]["times"])  # written
+    add_a_day(store)
+    page.get_by_role("link", name="GPU 0").click()
+    expect(page.locator(".chart")).to_have_count(2)
+    points = console.get("/gpus/0/history?span=day")["slices"][0]["times"]
+    assert max(after - before for before, after in pairwise(points)) > 3 * 3600 - 60, "the gap"
+    check_page(page, "gpu")
+    page.get_by_role("link", name="GPUs", exact=True).click()
+    page.get_by_role("button", name="Map").click()
+    expect(page.get_by_role("img")).to_have_attribute("aria-label", re.compile("4 GPUs, 4 with"))
+    check_page(page, "map")
 
 
 def test_the_page_speaks_chinese_and_is_used_by_keyboard(page: Page) -> None:

@@ -9,18 +9,10 @@ import pytest
 
 from aliquot.console.sign_in import CODE_SECONDS, SignIn, make_code, read_token
 from aliquot.model.errors import StateError
-from console.conftest import Console, end_console, start_console
+from console.conftest import CHALLENGE, Console, end_console, signature, start_console
 from pool.conftest import PoolUp
 
 TOKEN = "0" * 64
-
-
-def sign_in(console: Console) -> tuple[str, str]:
-    """The cookie and the CSRF value of a new session."""
-    body = {"token": console.token}
-    answer = console.ask("POST", "/api/v1/session", body, authorization=None)
-    assert answer.status == 200
-    return answer.headers["set-cookie"].partition(";")[0], answer.json["csrf"]
 
 
 def test_without_the_token_nothing_is_shown(console: Console) -> None:
@@ -28,57 +20,68 @@ def test_without_the_token_nothing_is_shown(console: Console) -> None:
         for given in (None, "Bearer ", f"Bearer {TOKEN}", f"Basic {console.token}"):
             found = console.problem(401, "GET", f"/api/v1{path}", authorization=given)
             assert found["hint"] == "Get a link with: aliquot console"
-    for body in ({"token": TOKEN}, {"token": ""}, {"code": console.code[:-1] + "x"}):
-        console.problem(401, "POST", "/api/v1/session", body, authorization=None)
+    for given in ("", "token", f"token {TOKEN}", f"token {console.token}", f"{console.code} x"):
+        headers = {"authorization": None, "x_aliquot_key": given}
+        console.problem(401, "POST", "/api/v1/session", **headers)
+        console.problem(401, "GET", "/api/v1/gpus", **headers)
     assert console.ask("GET", "/api/v1/openapi.json", authorization=None).status == 200
 
 
-def test_a_link_works_once(console: Console) -> None:
-    body = {"code": console.code}
-    answer = console.ask("POST", "/api/v1/session", body, authorization=None)
-    assert answer.status == 200
-    cookie = answer.headers["set-cookie"]
-    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
-    again = console.problem(401, "POST", "/api/v1/session", body, authorization=None)
-    assert "used" in again["detail"]
-    session, csrf = cookie.partition(";")[0], answer.json["csrf"]
-    found = console.get("/session", authorization=None, cookie=session, x_aliquot_csrf=csrf)
-    assert found["csrf"] == csrf
+def test_a_link_works_once_and_opens_nothing_but_a_session(console: Console) -> None:
+    name, _, key = console.code.rpartition(".")
+    headers = console.signed(name, key)
+    console.problem(401, "GET", "/api/v1/gpus", **headers)
+    begun = console.ask("POST", "/api/v1/session", **headers)
+    assert begun.status == 200
+    assert "set-cookie" not in begun.headers, "a cookie goes to whoever takes the port"
+    again = console.problem(401, "POST", "/api/v1/session", **headers)
+    assert again["hint"] == "Get a link with: aliquot console"
+    assert console.prove(name).status == 401
+    own = console.signed(begun.json["name"], begun.json["key"])
+    assert console.get("/session", **own) == {"kind": "session"}
+    assert console.get("/gpus", **own)["items"]
+
+
+def test_a_console_proves_itself_only_for_its_own_address(console: Console) -> None:
+    """Another program on the port cannot pass on what a console at another port says."""
+    assert console.prove("token", host=f"localhost:{console.host.partition(':')[2]}").status == 200
+    assert console.prove("token", host="127.0.0.1:1").status == 421
+    for name in ("", "nobody", "session.1.x", "session.9999999999.x", "code.1.2.x", "token.x"):
+        assert console.prove(name).status in {400, 401}, name
+    for challenge in ("", "x" * 32, "0" * 31, "0" * 33):
+        body = {"name": "token", "challenge": challenge}
+        console.problem(400, "POST", "/api/v1/proof", body, authorization=None)
+
+
+def test_what_a_page_sent_to_one_console_opens_no_other(
+    console: Console, pool: PoolUp, cli_env: dict[str, str]
+) -> None:
+    """A program that has taken the port has at most what pages sent to the console before it."""
+    headers = console.open_session()
+    assert console.get("/gpus", **headers)["items"]
+    end_console(console)
+    port = console.host.partition(":")[2]
+    again = start_console(pool, cli_env, "--listen", f"127.0.0.1:{port}")
+    try:
+        assert again.host == console.host
+        again.problem(401, "GET", "/api/v1/gpus", **headers)
+    finally:
+        end_console(again)
 
 
 def test_a_session_outlives_the_console_and_a_link_does_not(
     console: Console, pool: PoolUp, cli_env: dict[str, str]
 ) -> None:
-    cookie, csrf = sign_in(console)
+    begun = console.ask("POST", "/api/v1/session", **console.signed("token", console.token)).json
     end_console(console)
     port = console.host.partition(":")[2]
     again = start_console(pool, cli_env, "--listen", f"127.0.0.1:{port}")
     try:
         assert again.token == console.token
-        assert again.get("/session", authorization=None, cookie=cookie, x_aliquot_csrf=csrf)
-        old = {"code": console.code}
-        again.problem(401, "POST", "/api/v1/session", old, authorization=None)
+        assert again.get("/session", **again.signed(begun["name"], begun["key"]))
+        assert again.prove(console.code.rpartition(".")[0]).status == 401
     finally:
         end_console(again)
-
-
-def test_a_write_of_a_session_needs_its_csrf_value(console: Console) -> None:
-    cookie, csrf = sign_in(console)
-    _, other = sign_in(console)
-    for given in (None, "", other):
-        found = console.problem(
-            403,
-            "DELETE",
-            "/api/v1/session",
-            authorization=None,
-            cookie=cookie,
-            x_aliquot_csrf=given,
-        )
-        assert found["type"].endswith("csrf")
-    answer = console.ask(
-        "DELETE", "/api/v1/session", authorization=None, cookie=cookie, x_aliquot_csrf=csrf
-    )
-    assert answer.status == 204
 
 
 def test_a_request_to_another_host_is_refused(console: Console) -> None:
@@ -116,8 +119,8 @@ def test_base_path_names_and_frames_can_be_chosen(pool: PoolUp, cli_env: dict[st
         assert console.address.endswith("/gpu/")
         assert len(console.get("/gpus", host="gpu.example.org")["items"]) == 4
         assert console.get("/openapi.json")["servers"] == [{"url": "/gpu/api/v1"}]
-        answer = console.ask("POST", "/api/v1/session", {"code": console.code})
-        assert "Path=/gpu;" in answer.headers["set-cookie"]
+        answer = console.ask("GET", "/api/v1/gpus", **console.signed("token", console.token))
+        assert answer.status == 200
         policy = answer.headers["content-security-policy"]
         assert "frame-ancestors https://portal.example" in policy
         assert "x-frame-options" not in answer.headers
@@ -126,12 +129,10 @@ def test_base_path_names_and_frames_can_be_chosen(pool: PoolUp, cli_env: dict[st
 
 
 def test_the_body_is_checked(console: Console) -> None:
-    for body in (b"{", b"[]", b'"x"', b"{}", b'{"token": 1}', b'{"tokens": "x"}', b"[" * 100_000):
-        assert console.problem(400, "POST", "/api/v1/session", body)["detail"]
-    both = {"token": console.token, "code": console.code}
-    console.problem(400, "POST", "/api/v1/session", both)
-    console.problem(400, "POST", "/api/v1/session", b"token=x", content_type="text/plain")
-    console.problem(413, "POST", "/api/v1/session", b" " * (1 << 20))
+    for body in (b"{", b"[]", b'"x"', b"{}", b'{"name": 1}', b'{"names": "x"}', b"[" * 100_000):
+        assert console.problem(400, "POST", "/api/v1/proof", body)["detail"]
+    console.problem(400, "POST", "/api/v1/proof", b"name=x", content_type="text/plain")
+    console.problem(413, "POST", "/api/v1/proof", b" " * (1 << 20))
     console.problem(405, "PUT", "/api/v1/gpus", {})
     console.problem(404, "GET", "/api/v1/nothing")
 
@@ -154,16 +155,46 @@ def test_the_token_is_this_users_alone(tmp_path: Path, console: Console, pool: P
 def test_codes_and_sessions_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.time", lambda: now[0])
-    early = make_code(TOKEN)
+
+    def accepts(name: str) -> bool:
+        return checks.prove(name, CHALLENGE, "here") is not None
+
+    early = make_code(TOKEN).rpartition(".")[0]
     now[0] = 2000.0
     checks = SignIn(TOKEN, since=1500.0)
-    assert not checks.accepts_code(early), "it is older than the console"
-    late, session = make_code(TOKEN), checks.new_session()
-    assert not checks.accepts_session(late), "a code is no session"
-    assert not checks.accepts_code(session)
-    assert checks.accepts_session(session)
+    assert not accepts(early), "it is older than the console"
+    late, session = make_code(TOKEN).rpartition(".")[0], checks.new_session().name
+    assert accepts(late)
+    assert accepts(session)
+    assert not accepts(late.replace("code", "session"))
+    assert not accepts(session.replace("session", "code"))
     now[0] += CODE_SECONDS + 1
-    assert not checks.accepts_code(late)
+    assert not accepts(late)
     now[0] += 12 * 3600
-    assert not checks.accepts_session(session)
-    assert not checks.accepts_session("nan.x.y")
+    assert not accepts(session)
+    for name in ("session.nan.x", "session.inf.x", "session.-1.x", "session.².x", "session.9e9.x"):
+        assert not accepts(name)
+
+
+def test_a_credential_is_accepted_only_with_its_own_signature() -> None:
+    checks, others = SignIn(TOKEN, 0.0), SignIn("1" * 64, 0.0)
+    mine, theirs = checks.new_session(), others.new_session()
+
+    def signed(name: str, key: str, host: str = "here", run: str = checks.run) -> str:
+        return f"{name} {signature(key, f'page:{host}{chr(10)}{run}')}"
+
+    assert checks.accepts(signed(mine.name, mine.key), "here") == mine.name
+    for wrong in (
+        signed(theirs.name, theirs.key),
+        signed(mine.name, theirs.key),
+        signed(mine.name, mine.key, host="there"),
+        signed(mine.name, mine.key, run=others.run),
+        mine.name,
+        f"{mine.name} {mine.key}",
+        f"{mine.name} ",
+        "",
+    ):
+        assert checks.accepts(wrong, "here") is None, wrong
+    checks.end_session(mine.name)
+    assert checks.accepts(signed(mine.name, mine.key), "here") is None
+    assert checks.prove(mine.name, CHALLENGE, "here") is None

@@ -1,4 +1,6 @@
 // Requests to the console's API, and its answers. Addresses are relative: the page may be below any path.
+import { ImpostorError, SignedOutError, doubt, signed } from "./session";
+
 export interface Telemetry {
   busy_ratio: number | null;
   power_watts: number | null;
@@ -114,6 +116,22 @@ export interface Explained {
   gpus: { index: number; name: string; free_bytes: number; free_percent: number; fits: boolean; why: string }[];
   command_line: string;
 }
+export interface Outcome {
+  does: "starts" | "grows" | "shrinks" | "waits" | "runs" | "rests" | "ends";
+  size?: number;
+  reason?: string | null;
+  place?: number;
+  of?: number;
+  expected_start?: number | null;
+  gpus?: number[];
+}
+export interface WhatWould {
+  asked: Outcome | null;
+  jobs: { number: number; name: string | null; user: string; queue: string | null; before: Outcome | null; after: Outcome | null }[];
+  commands: { user: string; name: string | null; before: Outcome | null; after: Outcome | null }[];
+  ended_grants: string[];
+  gpus: { uuid: string; index: number; granted_bytes: number | null }[];
+}
 export interface Submitted {
   number: number;
   name: string;
@@ -124,8 +142,31 @@ export interface Log {
   text: string;
   phase: string | null;
 }
+export interface Points {
+  gpu: string;
+  times: number[];
+  used_bytes: (number | null)[];
+  part_bytes: (number | null)[];
+  got_ratio: (number | null)[];
+}
 export interface History {
-  slices: { gpu: string; times: number[]; used_bytes: number[]; got_ratio: (number | null)[] }[];
+  step: number;
+  since: number;
+  slices: Points[];
+}
+export interface Waste {
+  items: {
+    month: string;
+    user: string;
+    queue: string | null;
+    model: string;
+    granted_hours: number;
+    idle_hours: number;
+    unknown_hours: number;
+    idle_cost: number | null;
+  }[];
+  prices: Record<string, number>;
+  problem: string | null;
 }
 
 /** A problem document of the console, or that it does not answer (status 0). */
@@ -139,46 +180,44 @@ export class Problem extends Error {
   }
 }
 
-// One half of a session: the cookie is the other. Browsers send cookies to every port of a host, and keep this for one.
-const CSRF = `aliquot-csrf ${location.pathname}`;
-let csrf = localStorage.getItem(CSRF) ?? "";
-
-function keep(found: string): void {
-  csrf = found;
-  localStorage.setItem(CSRF, found);
-}
-
-export function eventsAddress(): string {
-  return `api/v1/events?csrf=${encodeURIComponent(csrf)}`;
+/** A request after the console has proven itself; nothing is sent to what cannot. */
+export async function request(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  const content = body === undefined ? undefined : JSON.stringify(body);
+  const kind: Record<string, string> = body === undefined ? {} : { "content-type": "application/json" };
+  const attempt = async () => {
+    const headers = { ...kind, ...(await signed()) };
+    return fetch(`api/v1${path}`, { method, headers, body: content, credentials: "omit", signal });
+  };
+  let answer: Response;
+  try {
+    answer = await attempt();
+    if (answer.status === 401) {
+      doubt(); // another run of the console: it must prove itself, too
+      answer = await attempt();
+    }
+  } catch (error) {
+    doubt();
+    if (error instanceof SignedOutError) throw new Problem(401, error.message, error.hint);
+    if (error instanceof ImpostorError) throw error;
+    throw new Problem(0, "the console does not answer", null);
+  }
+  return answer;
 }
 
 export async function ask<T>(method: string, path: string, body?: unknown): Promise<T> {
-  const headers: Record<string, string> = { "x-aliquot-csrf": csrf };
-  if (body !== undefined) headers["content-type"] = "application/json";
-  let answer: Response;
-  try {
-    const content = body === undefined ? undefined : JSON.stringify(body);
-    answer = await fetch(`api/v1${path}`, { method, headers, body: content, credentials: "same-origin" });
-  } catch {
-    throw new Problem(0, "the console does not answer", null);
-  }
+  const answer = await request(method, path, body);
   if (answer.status === 204) return undefined as T;
   const found = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Problem(answer.status, found.detail ?? answer.statusText, found.hint ?? null);
   return found as T;
 }
 
-/** Whether there is a session. */
-export async function resume(): Promise<boolean> {
-  try {
-    await ask("GET", "/session");
-    return true;
-  } catch (error) {
-    if (error instanceof Problem && (error.status === 401 || error.status === 403)) return false;
-    throw error;
-  }
-}
-
-export async function signIn(given: { token: string } | { code: string }): Promise<void> {
-  keep((await ask<{ csrf: string }>("POST", "/session", given)).csrf);
+/** Save what the console answers as a file: a link could not sign its request. */
+export async function download(path: string, name: string): Promise<void> {
+  const answer = await request("GET", path);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

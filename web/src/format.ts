@@ -29,8 +29,9 @@ export function duration(seconds: number | null | undefined): string {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole} s`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min`;
-  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+  const [large, small, words] = whole < 86400 ? [3600, 60, ["h", "min"]] : [86400, 3600, ["d", "h"]];
+  const rest = Math.floor((whole % large) / small);
+  return `${Math.floor(whole / large)} ${words[0]}${rest > 0 ? ` ${rest} ${words[1]}` : ""}`;
 }
 
 export function milliseconds(seconds: number | null | undefined): string {

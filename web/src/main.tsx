@@ -1,15 +1,18 @@
 // The console's page: sign-in, navigation, and the pages by the fragment of the address.
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { Problem, ask, signIn } from "./api";
+import { Problem, ask } from "./api";
 import "./app.css";
 import { duration } from "./format";
 import { CommandLine, Heading, Refusal } from "./parts";
-import { GpusPage } from "./pages/gpus";
+import { GpuPage, GpusPage } from "./pages/gpus";
 import { JobPage, JobsPage } from "./pages/jobs";
 import { SlicePage } from "./pages/slice";
 import { SubmitPage } from "./pages/submit";
-import { connect, disconnect, move, useStore } from "./store";
+import { WastePage } from "./pages/waste";
+import { WhatIfPage } from "./pages/what-if";
+import { ImpostorError, SignedOutError, canSign, signIn } from "./session";
+import { connect, disconnect, move, useChosen } from "./store";
 import { currentLanguage, setLanguage, t } from "./strings";
 
 const THEMES = ["system", "light", "dark"] as const;
@@ -26,7 +29,7 @@ function showTheme(theme: Theme): void {
 }
 
 function App() {
-  const { signedIn, connected, machine, seen } = useStore();
+  const { signedIn, connected, impostor, machine, seen } = useChosen(({ signedIn, connected, impostor, machine }) => [signedIn, connected, impostor, machine === null]);
   const [path, setPath] = useState(location.hash);
   const [, redraw] = useState(0);
   const [theme, setTheme] = useState(readTheme());
@@ -51,8 +54,8 @@ function App() {
     setLanguage(currentLanguage() === "en" ? "zh" : "en");
     redraw((n) => n + 1);
   };
-  const links: [string, string][] = [["#/", t("gpus")], ["#/jobs", t("jobs")], ["#/submit", t("submit")]];
-  const here = (link: string) => (link === "#/" ? !/^#\/(jobs|submit)/.test(path) : path.startsWith(link));
+  const links: [string, string][] = [["#/", t("gpus")], ["#/jobs", t("jobs")], ["#/submit", t("submit")], ["#/what-if", t("whatIf")], ["#/waste", t("waste")]];
+  const here = (link: string) => (link === "#/" ? !/^#\/(jobs|submit|what-if|waste)/.test(path) : path.startsWith(link));
   return (
     <>
       <a class="skip" href="#content" onClick={(event) => { event.preventDefault(); document.getElementById("content")?.focus(); }}>{t("skip")}</a>
@@ -71,8 +74,9 @@ function App() {
         </div>
       </header>
       <main id="content" tabIndex={-1}>
-        {signedIn && !connected && machine && <p class="note bad" role="alert">{t("lost", { age: duration((Date.now() - seen) / 1000) })}</p>}
-        {signedIn === null ? <p class="muted">{t("loading")}</p> : signedIn ? <Page key={path} path={path} /> : <SignInPage />}
+        {impostor && <Impostor />}
+        {signedIn && !connected && !impostor && machine && <p class="note bad" role="alert">{t("lost", { age: duration((Date.now() - seen) / 1000) })}</p>}
+        {signedIn === null ? <p class="muted">{t("loading")}</p> : signedIn ? <Page key={path} path={path} /> : !impostor && <SignInPage />}
       </main>
     </>
   );
@@ -83,7 +87,20 @@ function Page({ path }: { path: string }) {
   if (kind === "slice" && name) return <SlicePage name={decodeURIComponent(name)} />;
   if (kind === "jobs") return name ? <JobPage number={decodeURIComponent(name)} /> : <JobsPage />;
   if (kind === "submit") return <SubmitPage />;
+  if (kind === "what-if") return <WhatIfPage />;
+  if (kind === "waste") return <WastePage />;
+  if (kind === "gpu" && name) return <GpuPage index={name} />;
   return <GpusPage />;
+}
+
+/** Another program answers where the console was: nothing is sent to it. */
+function Impostor() {
+  return (
+    <div class="note bad" role="alert">
+      <h2>{t("impostor")}</h2>
+      <p>{t("impostorText")}</p>
+    </div>
+  );
 }
 
 function SignInPage() {
@@ -91,8 +108,9 @@ function SignInPage() {
   const [error, setError] = useState<unknown>(refused);
   const submit = (event: Event) => {
     event.preventDefault();
-    signIn({ token: token.trim() }).then(() => connect()).catch(setError);
+    signIn({ token: token.trim() }).then(() => connect()).catch((problem: unknown) => setError(refusalOf(problem)));
   };
+  if (!canSign) return <div class="sign-in panel"><Heading text={t("signInTitle")} /><p>{t("insecure")}</p></div>;
   return (
     <div class="sign-in panel">
       <Heading text={t("signInTitle")} />
@@ -112,15 +130,18 @@ function SignInPage() {
 
 let refused: unknown = null;
 
+function refusalOf(error: unknown): unknown {
+  if (error instanceof ImpostorError) return new Problem(0, t("tokenWrong"), null);
+  return error instanceof SignedOutError ? new Problem(401, error.message, error.hint) : new Problem(0, t("noAnswer"), null);
+}
+
 /** A link signs in by its fragment, which is removed at once. */
 async function begin(): Promise<void> {
   showTheme(readTheme());
   const code = /^#code=(.+)$/.exec(location.hash)?.[1];
   if (code !== undefined) {
     history.replaceState(null, "", "#/");
-    await signIn({ code }).catch((error: unknown) => {
-      if (error instanceof Problem) refused = error;
-    });
+    await signIn({ code }).catch((error: unknown) => (refused = refusalOf(error)));
   }
   render(<App />, document.getElementById("app")!);
   await connect();

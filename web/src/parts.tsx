@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Problem } from "./api";
-import { NOTHING, bytes, duration, percent, share } from "./format";
+import { NOTHING, bytes, percent, share } from "./format";
 import { hasMoved } from "./store";
 import { stateWord, t } from "./strings";
 
@@ -44,61 +44,6 @@ export function Meter({ label, value, most, text }: { label: string; value: numb
         <div class={ratio > 0.95 ? "fill full" : "fill"} style={{ width: `${ratio * 100}%` }} />
       </div>
     </div>
-  );
-}
-
-interface ChartProps {
-  label: string;
-  times: number[];
-  values: (number | null)[];
-  most: number;
-  limit: number | null;
-  format: (value: number | null) => string;
-}
-
-const WIDTH = 600;
-const HEIGHT = 120;
-const SHORTEST = 60;
-
-/** A line over the last minutes, ten at most; a gap where nothing was measured. */
-export function Chart({ label, times, values, most, limit, format }: ChartProps) {
-  const end = times.at(-1) ?? 0;
-  const span = Math.max(SHORTEST, end - (times[0] ?? end));
-  const x = (at: number) => WIDTH - ((end - at) / span) * WIDTH;
-  const y = (value: number) => HEIGHT - 2 - (Math.min(value, most) / (most || 1)) * (HEIGHT - 6);
-  let line = "";
-  let area = "";
-  let before: number | null = null;
-  values.forEach((value, index) => {
-    const at = x(times[index] ?? 0);
-    if (value !== null) {
-      line += `${before === null ? "M" : "L"}${at.toFixed(1)} ${y(value).toFixed(1)}`;
-      area += `${before === null ? `M${at.toFixed(1)} ${HEIGHT}` : ""}L${at.toFixed(1)} ${y(value).toFixed(1)}`;
-    }
-    const last = index === values.length - 1;
-    if (before !== null && (value === null || last)) area += `L${(value === null ? before : at).toFixed(1)} ${HEIGHT}Z`;
-    before = value === null ? null : at;
-  });
-  const known = values.filter((one): one is number => one !== null);
-  const last = values.at(-1) ?? null;
-  if (known.length < 2) return <p class="muted empty-chart">{t("chartEmpty")}</p>;
-  const when = t("lastTime", { time: duration(span) });
-  const range = `${format(Math.min(...known))} – ${format(Math.max(...known))}`;
-  return (
-    <figure class="chart">
-      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label={`${label}, ${when}: ${range}; ${t("now")} ${format(last)}`}>
-        {[0.25, 0.5, 0.75].map((one) => (
-          <line key={one} x1="0" x2={WIDTH} y1={y(most * one)} y2={y(most * one)} class="grid" />
-        ))}
-        {limit !== null && <line x1="0" x2={WIDTH} y1={y(limit)} y2={y(limit)} class="limit" />}
-        <path d={area} class="area" />
-        <path d={line} class="line" />
-      </svg>
-      <figcaption class="muted">
-        <span>{when}</span>
-        <span>{t("now")}</span>
-      </figcaption>
-    </figure>
   );
 }
 
@@ -172,4 +117,18 @@ export function memoryText(used: number | null, limit: number): string {
 
 export function computeText(got: number | null, points: number | null): string {
   return points === null ? t("computeEqual", { got: percent(got) }) : t("computeOf", { got: percent(got), share: share(points) });
+}
+
+export type Span = "recent" | "day" | "month";
+
+const SPANS: Span[] = ["recent", "day", "month"];
+
+export function Spans({ span, choose, spans = SPANS }: { span: Span; choose: (span: Span) => void; spans?: Span[] }) {
+  return (
+    <div class="tabs end" role="group" aria-label={t("span")}>
+      {spans.map((one) => (
+        <button key={one} type="button" aria-pressed={span === one} onClick={() => choose(one)}>{t(`span_${one}`)}</button>
+      ))}
+    </div>
+  );
 }

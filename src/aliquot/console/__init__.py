@@ -6,13 +6,16 @@ and the pool as commands do: whatever happens to it, they do not notice.
 - `application`: the ASGI application: the API, and the files of the pages.
 - `changes`: resizing grants, and submitting jobs.
 - `console_process`: the process: its folder, its address, and serving.
+- `deltas`: what changed between two views.
 - `endpoints`: the REST API.
-- `guard`: what every request passes first: Host header, sign-in, CSRF.
+- `guard`: what every request passes first: Host header and sign-in.
+- `history_store`: what GPUs and slices used in a month, in a file of limited size.
 - `job_view`: jobs as the API shows them.
 - `machine_view`: GPUs and grants as the API shows them.
 - `openapi`: the OpenAPI document.
 - `problems`: problem documents.
+- `recorder`: what of each reading the history store keeps, and what it answers.
 - `schema`: checks requests against the document.
-- `sign_in`: the token, links that work once, and sessions.
+- `sign_in`: the token, links that work once, sessions, and the console's proof to pages.
 - `snapshots`: one view of the machine for all pages, and the last minutes of slices.
 """

@@ -18,7 +18,7 @@ from aliquot.console import openapi
 from aliquot.console.endpoints import ConsoleApi
 from aliquot.console.guard import Guard, Site
 from aliquot.console.problems import ProblemError, problem, problem_of
-from aliquot.console.snapshots import LiveSnapshots, Machine
+from aliquot.console.snapshots import LiveSnapshots
 from aliquot.model.errors import AliquotError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from aliquot.console.sign_in import SignIn
-    from aliquot.slices import StateDirectory
+    from aliquot.console.snapshots import Machine
 
 STATIC = Path(__file__).with_name("static")
 INDEX = "index.html"
@@ -37,9 +37,9 @@ _YEAR = "public, max-age=31536000, immutable"
 _KINDS = {".js": "text/javascript", ".html": "text/html", ".css": "text/css"}
 
 
-def make_application(state: StateDirectory, sign_in: SignIn, site: Site) -> ASGIApp:
+def make_application(machine: Machine, sign_in: SignIn, site: Site) -> ASGIApp:
     """The console of one machine."""
-    snapshots = LiveSnapshots(Machine(state))
+    snapshots = LiveSnapshots(machine)
     endpoints = ConsoleApi(snapshots, sign_in, site)
 
     @asynccontextmanager
@@ -47,6 +47,7 @@ def make_application(state: StateDirectory, sign_in: SignIn, site: Site) -> ASGI
         reading = asyncio.create_task(snapshots.run())
         yield
         reading.cancel()
+        await asyncio.to_thread(machine.store.close)
 
     api = [
         Route(

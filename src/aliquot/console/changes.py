@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot import api, slices
 from aliquot.model import GrantChange, Policy, Priority, parse_amount, parse_share
-from aliquot.model.errors import InvalidValueError, StateError
+from aliquot.model.errors import InvalidValueError, NoSuchGpuError, StateError
+from aliquot.model.job import parse_sizes
+from aliquot.pool.encoding import encode_request
 from aliquot.pool.preview import preview_json, preview_run
 from aliquot.slices.gpu_choice import free_bytes, free_percent
 from aliquot.slices.grant_resize import resize
 
 if TYPE_CHECKING:
+    from aliquot.console.snapshots import Machine
     from aliquot.model import Request, Slice
     from aliquot.slices import LocalMachine, StateDirectory
 
@@ -107,6 +110,31 @@ def explain(state: StateDirectory, body: dict[str, Any]) -> dict[str, Any]:
     content = preview_json(found, request, state.shape)
     keys = ("fits", "error", "hint", "waiting", "slices", "gpus")
     return {**{key: content[key] for key in keys}, "command_line": command_line(body)}
+
+
+def what_if(machine: Machine, body: dict[str, Any]) -> dict[str, Any]:
+    """What the pool would decide if something were different."""
+    question: dict[str, Any] = {}
+    indexes = body.get("without_gpus", [])
+    if indexes:
+        uuids = {one.gpu.index: one.gpu.uuid for one in machine.find().status.gpus}
+        if missing := [one for one in indexes if one not in uuids]:
+            raise NoSuchGpuError(f"there is no GPU {missing[0]}", "See them with: aliquot gpus")
+        question["gone_gpus"] = [uuids[one] for one in indexes]
+    if "add" in body:
+        asked = body["add"]
+        question["add"] = encode_request(_request(asked))
+        question["workers"] = parse_sizes(asked.get("workers", "1")).allowed
+        question |= {"queue": asked["queue"]} if "queue" in asked else {}
+    question["gone_jobs"] = body.get("without_jobs", [])
+    for name, key in (
+        ("user_limits", "limits"),
+        ("queue_limits", "queue_limits"),
+        ("queue_quotas", "quotas"),
+    ):
+        if name in body:
+            question[key] = {one["name"]: one["gpus"] for one in body[name]}
+    return machine.pool.what_if(question)
 
 
 def submit(state: StateDirectory, body: dict[str, Any]) -> dict[str, Any]:

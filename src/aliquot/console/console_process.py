@@ -2,6 +2,7 @@
 
     FOLDER/token      what signs in (`sign_in`)
     FOLDER/address    where the console is, for `aliquot console`; locked while one serves
+    FOLDER/history.sqlite    what GPUs and slices used (`history_store`)
 
 FOLDER is `console` in the state directory, or in this user's own if that is root's.
 """
@@ -23,7 +24,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aliquot.console.application import make_application
 from aliquot.console.guard import Site
+from aliquot.console.history_store import HistoryStore
 from aliquot.console.sign_in import SignIn, make_code, read_token
+from aliquot.console.snapshots import Machine
 from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.slices import state_directory
 
@@ -117,11 +120,11 @@ def serve(state: StateDirectory, listen: Listen, ready: Callable[[str], None]) -
         address = f"http://{_bracketed(host)}:{port}{listen.base_path}/"
         site = Site(
             hosts=_names(listen, host, port),
-            cookie=f"aliquot-{port}",
             base_path=listen.base_path,
             frame_ancestors=listen.frame_ancestors,
         )
-        app = make_application(state, SignIn(token, time.time()), site)
+        machine = Machine(state, HistoryStore(folder / "history.sqlite"))
+        app = make_application(machine, SignIn(token, time.time()), site)
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{address}\n".encode(), 0)
         ready(address)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import asdict
 from http import HTTPStatus
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -12,15 +15,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from aliquot import slices
 from aliquot.console import changes, openapi, schema
-from aliquot.console.guard import HOW_TO_SIGN_IN, session_of
+from aliquot.console.guard import CREDENTIAL, HOW_TO_SIGN_IN
 from aliquot.console.job_view import job_details, job_view, run_view
 from aliquot.console.problems import ProblemError
-from aliquot.console.sign_in import SESSION_SECONDS
+from aliquot.console.recorder import history_csv, waste_csv, waste_view
+from aliquot.console.sign_in import kind_of
 from aliquot.model.errors import InvalidValueError, NoSuchGrantError
-from aliquot.slices.control import NoArbiterError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from starlette.requests import Request
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 LARGEST_BODY = 1 << 18
 PING_SECONDS = 15.0
 
+_LINES = 1000  # of CSV, in one piece
+
 
 class ConsoleApi:
     """The operations on one machine. Names of methods are those of `openapi.OPERATIONS`."""
@@ -41,47 +46,38 @@ class ConsoleApi:
         self._snapshots, self._sign_in, self._site = snapshots, sign_in, site
         self._machine = snapshots.machine
 
-    async def sign_in(self, request: Request) -> Response:
-        """Check a token or a code, and set the session's cookie."""
-        body = await read_body(request, "sign_in")
-        if len(body) != 1:
-            raise InvalidValueError("give either token or code", HOW_TO_SIGN_IN)
-        is_right = (
-            self._sign_in.accepts_token(body["token"])
-            if "token" in body
-            else self._sign_in.accepts_code(body["code"])
-        )
-        if not is_right:
+    async def proof(self, request: Request) -> Response:
+        """Prove to a page that this is its console, before it sends anything else."""
+        body = await read_body(request, "proof")
+        host = request.headers["host"].lower()
+        proof = self._sign_in.prove(body["name"], body["challenge"], host)
+        if proof is None:
             raise ProblemError(
                 HTTPStatus.UNAUTHORIZED,
-                "the token is wrong" if "token" in body else "the link was used, or is too old",
+                "the link was used, or is too old"
+                if kind_of(body["name"]) == "code"
+                else "the session has ended",
                 HOW_TO_SIGN_IN,
             )
-        session = self._sign_in.new_session()
-        answer = JSONResponse({"csrf": self._sign_in.csrf_of(session)})
-        answer.set_cookie(
-            self._site.cookie,
-            session,
-            max_age=int(SESSION_SECONDS),
-            path=self._site.base_path or "/",
-            httponly=True,
-            samesite="strict",
-        )
-        return answer
+        return JSONResponse({"run": self._sign_in.run, "proof": proof})
+
+    async def sign_in(self, request: Request) -> Response:
+        """Begin a session for the token, or for a link, which is used up."""
+        name = request.scope[CREDENTIAL]
+        if kind_of(name) == "code" and not self._sign_in.use_code(name):
+            raise ProblemError(
+                HTTPStatus.UNAUTHORIZED, "the link was used, or is too old", HOW_TO_SIGN_IN
+            )
+        return JSONResponse(asdict(self._sign_in.new_session()))
 
     async def session(self, request: Request) -> Response:
-        """The CSRF value of the session that the guard has accepted."""
-        session = session_of(request.headers, self._site)
-        return JSONResponse({"csrf": session and self._sign_in.csrf_of(session)})
+        """The kind of the credential that the guard has accepted."""
+        return JSONResponse({"kind": kind_of(request.scope[CREDENTIAL])})
 
     async def sign_out(self, request: Request) -> Response:
-        """End the session, and remove its cookie."""
-        session = session_of(request.headers, self._site)
-        if session is not None:
-            self._sign_in.end_session(session)
-        answer = Response(status_code=HTTPStatus.NO_CONTENT)
-        answer.delete_cookie(self._site.cookie, path=self._site.base_path or "/")
-        return answer
+        """End the session."""
+        self._sign_in.end_session(request.scope[CREDENTIAL])
+        return Response(status_code=HTTPStatus.NO_CONTENT)
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002 - a handler
         """The document."""
@@ -116,12 +112,43 @@ class ConsoleApi:
         )
 
     async def history(self, request: Request) -> Response:
-        """The last minutes of a grant."""
-        name = _path(request, "name")
-        found = (await self._snapshots.fresh()).found
-        if found is None:
-            raise NoArbiterError("no arbiter runs here, so there are no grants")
-        return JSONResponse(self._machine.history(found, name))
+        """What a grant used: in the last minutes, in a day or in a month."""
+        query, name = read_query(request, "history"), _path(request, "name")
+        span, found = query.get("span"), (await self._snapshots.fresh()).found
+        return JSONResponse(await asyncio.to_thread(self._machine.history, found, name, span))
+
+    async def gpu_history(self, request: Request) -> Response:
+        """What a GPU used in a day or in a month."""
+        span = read_query(request, "gpu_history").get("span", "day")
+        index = schema.parse(_path(request, "index"), openapi.INDEX, "index")
+        return JSONResponse(await asyncio.to_thread(self._machine.gpu_history, index, span))
+
+    async def history_csv(self, request: Request) -> Response:
+        """All points as CSV."""
+        query, store = read_query(request, "history_csv"), self._machine.store
+        kind, span = query.get("kind", "slice"), query.get("span", "day")
+        lines = history_csv(store, kind, span, time.time())
+        return _csv(lines, f"aliquot-{kind}s-{span}.csv")
+
+    async def waste(self, request: Request) -> Response:
+        """What was granted and idle."""
+        read_query(request, "waste")
+        return JSONResponse(await asyncio.to_thread(waste_view, self._machine.store))
+
+    async def waste_csv(self, request: Request) -> Response:
+        """The same as CSV."""
+        read_query(request, "waste_csv")
+        return _csv(waste_csv(self._machine.store), "aliquot-waste.csv")
+
+    async def price(self, request: Request) -> Response:
+        """Set or remove the price of a model."""
+        body = await read_body(request, "price")
+        set_price = self._machine.store.set_price
+        if not await asyncio.to_thread(set_price, body["model"], body["per_hour"]):
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the price could not be stored", "Is the disk full?"
+            )
+        return JSONResponse({"prices": await asyncio.to_thread(self._machine.store.prices)})
 
     async def jobs(self, request: Request) -> Response:
         """Jobs, newest first."""
@@ -179,6 +206,11 @@ class ConsoleApi:
         body = await read_body(request, "explain")
         return JSONResponse(await asyncio.to_thread(changes.explain, self._machine.state, body))
 
+    async def what_if(self, request: Request) -> Response:
+        """What the pool would decide."""
+        body = await read_body(request, "what_if")
+        return JSONResponse(await asyncio.to_thread(changes.what_if, self._machine, body))
+
     async def submit(self, request: Request) -> Response:
         """Submit a job."""
         body = await read_body(request, "submit")
@@ -191,23 +223,31 @@ class ConsoleApi:
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        snapshots, sent = self._snapshots, dict[str, bytes]()
+        """All first, then what changes; all again for a page that missed something."""
+        snapshots, last = self._snapshots, -1
         snapshots.watch()
         try:
             yield b"retry: 1000\n\n"
-            events = snapshots.events
             while not snapshots.ended:
-                for name, content in events.items():
-                    if sent.get(name) != content:
-                        yield b"event: %s\ndata: %s\n\n" % (name.encode(), content)
-                sent = events
+                if last != snapshots.number and snapshots.number > 0:
+                    number, events = snapshots.number, snapshots.event_bytes(last)
+                    for name, content in events:
+                        yield b"event: %s\ndata: %s\n\n" % (name, content)
+                    last = number
+                    continue
                 try:
                     async with asyncio.timeout(PING_SECONDS):
-                        events = await snapshots.next()
+                        await snapshots.next()
                 except TimeoutError:
                     yield b": still here\n\n"
         finally:
             snapshots.unwatch()
+
+
+def _csv(lines: Iterator[str], name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    parts = iter(lambda: "".join(islice(lines, _LINES)), "")
+    return StreamingResponse(parts, media_type="text/csv", headers=headers)
 
 
 async def read_body(request: Request, operation: str) -> dict[str, Any]:
@@ -237,11 +277,12 @@ async def read_body(request: Request, operation: str) -> dict[str, Any]:
 
 def read_query(request: Request, operation: str) -> dict[str, Any]:
     """The parameters of a URL, as the document has them."""
-    known, found = openapi.OPERATIONS[operation]["query"], {}
+    known, found = openapi.OPERATIONS[operation].get("query", {}), dict[str, Any]()
     for name, text in request.query_params.multi_items():
         if name not in known:
             raise InvalidValueError(
-                f"unknown parameter {name[:40]!r}", f"Known are {', '.join(known)}."
+                f"unknown parameter {name[:40]!r}",
+                f"Known are {', '.join(known)}." if known else None,
             )
         if name in found:
             raise InvalidValueError(f"the parameter {name} is given twice")

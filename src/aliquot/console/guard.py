@@ -1,10 +1,11 @@
-"""What every request passes first: the Host header, sign-in, CSRF; and the headers of answers.
+"""What every request passes first: the Host header and sign-in; and the headers of answers.
 
 - The Host header must name this console, so that a page of another site cannot reach it by a name
   that resolves to this machine.
-- Everything below `api/` but signing in and the OpenAPI document needs a session or the token.
-- A request with a session must come from this origin and carry the session's CSRF value, reads too:
-  browsers send cookies to every port of a host, so another user's server here may see the cookie.
+- Everything below `api/` but the console's proof and the OpenAPI document needs the token, or a
+  credential's signature in the header `X-Aliquot-Key`. There is no cookie: browsers send those to
+  every port of a host, and to whoever has taken this one.
+- A request that a browser sends for a page of another origin is refused.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers, MutableHeaders, QueryParams
-from starlette.requests import cookie_parser
+from starlette.datastructures import Headers, MutableHeaders
 
 from aliquot.console.problems import problem
+from aliquot.console.sign_in import kind_of
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
     from aliquot.console.sign_in import SignIn
 
-CSRF_HEADER = "x-aliquot-csrf"
+KEY_HEADER = "x-aliquot-key"
+CREDENTIAL = "aliquot_credential"  # of the scope: the name of the one that was accepted
 HOW_TO_SIGN_IN = "Get a link with: aliquot console"
 
-_OPEN = {("POST", "api/v1/session"), ("GET", "api/v1/openapi.json")}
-_EVENTS = "api/v1/events"  # EventSource sends no headers: its CSRF value is in the query
+_OPEN = {("POST", "api/v1/proof"), ("GET", "api/v1/openapi.json")}
+_WITH_CODE = ("POST", "api/v1/session")  # all that a link's credential opens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,6 @@ class Site:
     """How the console is reached: its names, its path, and who may show it in a frame."""
 
     hosts: frozenset[str]
-    cookie: str
     base_path: str = ""  # "" or "/aliquot"
     frame_ancestors: tuple[str, ...] = ()
 
@@ -107,26 +108,18 @@ class Guard:
             )
         if (method, path) in _OPEN:
             return None
-        given = headers.get(CSRF_HEADER, "")
-        if not given and path == _EVENTS:
-            given = QueryParams(scope["query_string"]).get("csrf", "")
-        return self._unknown_caller(headers, given)
+        name = self._caller(headers, host)
+        if name is None or (kind_of(name) == "code" and (method, path) != _WITH_CODE):
+            return _unauthorized()
+        scope[CREDENTIAL] = name
+        return None
 
-    def _unknown_caller(self, headers: Headers, csrf: str) -> Response | None:
+    def _caller(self, headers: Headers, host: str) -> str | None:
+        """The name of the credential of a request; None if it has none that is right."""
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return None if self.sign_in.accepts_token(token.strip()) else _unauthorized()
-        session = session_of(headers, self.site)
-        if session is None or not self.sign_in.accepts_session(session):
-            return _unauthorized()
-        if self.sign_in.accepts_csrf(session, csrf):
-            return None
-        return problem(
-            HTTPStatus.FORBIDDEN,
-            f"the request lacks the header {CSRF_HEADER}, or it is of another session",
-            "Sign in again. " + HOW_TO_SIGN_IN,
-            "csrf",
-        )
+            return "token" if self.sign_in.accepts_token(token.strip()) else None
+        return self.sign_in.accepts(headers.get(KEY_HEADER, ""), host)
 
     @staticmethod
     def _is_foreign(headers: Headers, host: str) -> bool:
@@ -135,11 +128,6 @@ class Guard:
         return headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} or (
             origin is not None and origin.lower().partition("://")[2] != host
         )
-
-
-def session_of(headers: Headers, site: Site) -> str | None:
-    """The session's cookie of a request."""
-    return cookie_parser(headers.get("cookie", "")).get(site.cookie)
 
 
 def _unauthorized() -> Response:

@@ -140,16 +140,50 @@ GRANT = _object(
 )
 HISTORY = _object(
     {
+        "step": _number("seconds between two points; where one is missing, nothing was measured"),
+        "since": _TIME,
         "slices": _list(
             _object(
                 {
                     "gpu": _text("UUID of its GPU"),
                     "times": _list(_TIME),
-                    "used_bytes": _list(_number("memory")),
-                    "got_ratio": _list(_maybe(_number("0 to 1", "number"))),
+                    "used_bytes": _list(_maybe(_number("memory, the most in each step"))),
+                    "part_bytes": _list(_maybe(_number("its limit; of a GPU: what is granted"))),
+                    "got_ratio": _list(_maybe(_number("0 to 1, the mean of each step", "number"))),
                 }
             )
-        )
+        ),
+    }
+)
+_PRICES = {
+    "type": "object",
+    "description": "what an hour of a GPU costs, by model",
+    "additionalProperties": _number("in the currency that you think in", "number"),
+}
+WASTE = _object(
+    {
+        "items": _list(
+            _object(
+                {
+                    "month": _text("YYYY-MM, in UTC", examples=["2026-11"]),
+                    "user": _text("whose grants"),
+                    "queue": _maybe(_text("of the job; null: of no job, or not known")),
+                    "model": _text("of the GPU"),
+                    "granted_hours": _number("GPU hours", "number"),
+                    "idle_hours": _number("of these without work", "number"),
+                    "unknown_hours": _number("of these not known", "number"),
+                    "idle_cost": _maybe(_number("null: the model has no price", "number")),
+                }
+            )
+        ),
+        "prices": _PRICES,
+        "problem": _maybe(_text("why nothing is recorded", 1 << 16)),
+    }
+)
+PRICE = _object(
+    {
+        "model": _text("as GPUs have it", minLength=1),
+        "per_hour": _maybe(_number("null: it has none", "number", minimum=0, maximum=1_000_000)),
     }
 )
 _REQUEST = _object(
@@ -233,14 +267,27 @@ MACHINE = _object(
         "notes": _list(_text("a sentence", 1 << 16), "what needs attention"),
     }
 )
-SESSION = _object({"csrf": _text("to send as X-Aliquot-CSRF with each request")})
-SIGN_IN = _object(
+_CREDENTIAL = _text("name of a credential: token, or that of a session or a link")
+PROVE = _object(
     {
-        "token": _text("the content of the console's file `token`"),
-        "code": _text("the code of a link", 400),
-    },
-    "token",
-    "code",
+        "name": _CREDENTIAL,
+        "challenge": _text("16 random bytes, hexadecimal", pattern="^[0-9a-f]{32}$"),
+    }
+)
+PROOF = _object(
+    {
+        "run": _text("identifies this run of the console"),
+        "proof": _text(
+            "HMAC-SHA256 by the credential's key of console:HOST, run and challenge, a line each"
+        ),
+    }
+)
+SESSION = _object(
+    {
+        "name": _CREDENTIAL,
+        "key": _text("its key, which is never sent: it signs `page:HOST` and the run, a line each"),
+        "expires": _TIME,
+    }
 )
 _SETTINGS = _object(
     {
@@ -307,6 +354,81 @@ SUBMITTED = _object(
         "command_line": _text("the command that does the same", 1 << 20),
     }
 )
+_CHANGED_LIMITS = {
+    "type": "array",
+    "description": "other limits than now",
+    "maxItems": 64,
+    "items": _object(
+        {
+            "name": _text("the user or the queue"),
+            "gpus": _maybe(_number("null: none", "number", minimum=0, maximum=1_000_000)),
+        }
+    ),
+}
+_NUMBERS = {"type": "array", "maxItems": 64, "items": _number("number", minimum=0, maximum=1 << 31)}
+_ASKED = ("memory", "compute", "gpus", "policy", "priority", "swap", "workers", "queue")
+WHAT_IF = _object(
+    {
+        "add": _object({key: _SUBMISSION[key] for key in _ASKED}, *_ASKED),
+        "without_gpus": {**_NUMBERS, "description": "GPUs that would be gone, by index"},
+        "without_jobs": {**_NUMBERS, "description": "jobs that would be gone, by number"},
+        "user_limits": _CHANGED_LIMITS,
+        "queue_limits": _CHANGED_LIMITS,
+        "queue_quotas": _CHANGED_LIMITS,
+    },
+    *("add", "without_gpus", "without_jobs", "user_limits", "queue_limits", "queue_quotas"),
+)
+_DOES = ["starts", "grows", "shrinks", "waits", "runs", "rests", "ends"]
+OUTCOME = _object(
+    {
+        "does": _text("what it does now", enum=_DOES),
+        "size": _number("workers"),
+        "reason": _maybe(_text("why it waits", 1 << 16)),
+        "place": _number("its place among all that wait"),
+        "of": _number("how many wait"),
+        "expected_start": _maybe(_TIME),
+        "gpus": _list(_number("index"), "the GPUs of its workers"),
+    },
+    *("size", "reason", "place", "of", "expected_start", "gpus"),
+)
+WHAT_WOULD = _object(
+    {
+        "asked": _maybe(OUTCOME),
+        "jobs": _list(
+            _object(
+                {
+                    "number": _number("its number"),
+                    "name": _maybe(_text("its name; null: another user's")),
+                    "user": _text("its owner"),
+                    "queue": _maybe(_text("its queue; null: another user's")),
+                    "before": _maybe(OUTCOME),
+                    "after": _maybe(OUTCOME),
+                }
+            )
+        ),
+        "commands": _list(
+            _object(
+                {
+                    "user": _text("its owner"),
+                    "name": _maybe(_text("its name; null: another user's")),
+                    "before": _maybe(OUTCOME),
+                    "after": _maybe(OUTCOME),
+                }
+            ),
+            "commands of `aliquot run --wait` that wait",
+        ),
+        "ended_grants": _list(_text("a name"), "this user's commands that would lose their GPU"),
+        "gpus": _list(
+            _object(
+                {
+                    "uuid": _text("UUID"),
+                    "index": _number("index"),
+                    "granted_bytes": _maybe(_number("without what starts; null: it is gone")),
+                }
+            )
+        ),
+    }
+)
 EXPLAINED = _object(
     {
         "fits": _flag("it would start now"),
@@ -368,6 +490,8 @@ def _page(items: Schema) -> Schema:
     )
 
 
+INDEX = {"type": "integer", "minimum": 0, "maximum": 1 << 20}
+_SPAN = {"type": "string", "enum": ["day", "month"]}
 LIMIT = {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": 100}
 _NAME = {"type": "string", "minLength": 1, "maxLength": _WORDS}
 _BIG = {"type": "integer", "minimum": 0, "maximum": 1 << 53}
@@ -375,24 +499,30 @@ _PAGE_QUERY = {"limit": LIMIT, "after": {"type": "string", "maxLength": _WORDS}}
 
 # operation: method, path, summary, query, body, answer's status and schema, statuses of problems
 OPERATIONS: dict[str, dict[str, Any]] = {
+    "proof": {
+        "method": "post",
+        "path": "/proof",
+        "summary": "Let the console prove that it is the one that knows this credential's key.",
+        "body": PROVE,
+        "answer": PROOF,
+        "problems": (400, 401, 413),
+    },
     "sign_in": {
         "method": "post",
         "path": "/session",
-        "summary": "Sign in with the token or with the code of a link; sets a cookie.",
-        "body": SIGN_IN,
+        "summary": "Begin a session, with the token or the credential of a link.",
         "answer": SESSION,
-        "problems": (400, 401, 413),
     },
     "session": {
         "method": "get",
         "path": "/session",
-        "summary": "The CSRF value of this session; null with a token.",
-        "answer": _object({"csrf": _maybe(SESSION["properties"]["csrf"])}),
+        "summary": "The kind of credential of this request.",
+        "answer": _object({"kind": _text("kind", enum=["token", "session"])}),
     },
     "sign_out": {
         "method": "delete",
         "path": "/session",
-        "summary": "End the session, and remove its cookie.",
+        "summary": "End the session.",
         "status": 204,
     },
     "machine": {
@@ -425,9 +555,50 @@ OPERATIONS: dict[str, dict[str, Any]] = {
     "history": {
         "method": "get",
         "path": "/grants/{name}/history",
-        "summary": "What its slices used and got in the last ten minutes.",
+        "summary": "What its slices used and got: in the last ten minutes, a day, or a month.",
+        "query": {"span": _SPAN},
         "answer": HISTORY,
         "problems": (400, 404, 503),
+    },
+    "gpu_history": {
+        "method": "get",
+        "path": "/gpus/{index}/history",
+        "summary": "What a GPU used in a day or a month.",
+        "query": {"span": {**_SPAN, "default": "day"}},
+        "answer": HISTORY,
+        "problems": (400, 404, 503),
+    },
+    "history_csv": {
+        "method": "get",
+        "path": "/history.csv",
+        "summary": "All points of GPUs or slices, as CSV.",
+        "query": {
+            "kind": {"type": "string", "enum": ["gpu", "slice"], "default": "slice"},
+            "span": {**_SPAN, "default": "day"},
+        },
+        "media": "text/csv",
+    },
+    "waste": {
+        "method": "get",
+        "path": "/waste",
+        "summary": "GPU hours that were granted and idle, by month, user, queue and model.",
+        "query": {},
+        "answer": WASTE,
+    },
+    "waste_csv": {
+        "method": "get",
+        "path": "/waste.csv",
+        "summary": "The same as CSV.",
+        "query": {},
+        "media": "text/csv",
+    },
+    "price": {
+        "method": "put",
+        "path": "/prices",
+        "summary": "Set what an hour of a model of GPU costs, or remove it.",
+        "body": PRICE,
+        "answer": _object({"prices": _PRICES}),
+        "problems": (400, 413, 503),
     },
     "jobs": {
         "method": "get",
@@ -483,6 +654,14 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "answer": EXPLAINED,
         "problems": (400, 409, 413, 503),
     },
+    "what_if": {
+        "method": "post",
+        "path": "/what-if",
+        "summary": "What the pool would decide now if something were different.",
+        "body": WHAT_IF,
+        "answer": WHAT_WOULD,
+        "problems": (400, 403, 404, 409, 413, 503),
+    },
     "submit": {
         "method": "post",
         "path": "/jobs",
@@ -495,9 +674,9 @@ OPERATIONS: dict[str, dict[str, Any]] = {
     "events": {
         "method": "get",
         "path": "/events",
-        "summary": "Server-sent events: `machine` once a second, with `gpus` and `grants`, and"
-        " `jobs` when they change.",
-        "query": {"csrf": _text("with a session, instead of the header X-Aliquot-CSRF")},
+        "summary": "Server-sent events: `machine` with `gpus` and `grants`, and `jobs`; then once"
+        " a second `machine-delta` and `jobs-delta` with what changed.",
+        "query": {},
         "media": "text/event-stream",
     },
     "openapi": {
@@ -521,7 +700,7 @@ def document(base_path: str = "") -> dict[str, Any]:
             "title": "Aliquot console",
             "version": version("aliquot"),
             "description": "GPUs, grants and jobs of one machine, with the rights of the user who"
-            " runs the console. Requests with a session's cookie need the header X-Aliquot-CSRF.",
+            " runs the console.",
         },
         "servers": [{"url": f"{base_path}{PREFIX}"}],
         "security": [{"token": []}, {"session": []}],
@@ -529,7 +708,12 @@ def document(base_path: str = "") -> dict[str, Any]:
         "components": {
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
-                "session": {"type": "apiKey", "in": "cookie", "name": "aliquot-PORT"},
+                "session": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "X-Aliquot-Key",
+                    "description": "NAME SIGNATURE, as a page makes it from `/proof`",
+                },
             },
             "schemas": {"Problem": PROBLEM},
         },
@@ -547,7 +731,7 @@ def _operation(name: str, operation: dict[str, Any]) -> dict[str, Any]:
     if "body" in operation:
         content = {"application/json": {"schema": operation["body"]}}
         found["requestBody"] = {"required": True, "content": content}
-    if name in {"sign_in", "openapi"}:
+    if name in {"proof", "openapi"}:
         found["security"] = []
     default = (400,) if "query" in operation else ()
     own = operation.get("problems", default)
@@ -575,7 +759,11 @@ def _path_parameters(operation: dict[str, Any]) -> list[dict[str, Any]]:
             "name": name,
             "in": "path",
             "required": True,
-            "schema": {**_NAME, "enum": list(VERBS)} if name == "verb" else _NAME,
+            "schema": INDEX
+            if name == "index"
+            else {**_NAME, "enum": list(VERBS)}
+            if name == "verb"
+            else _NAME,
         }
         for name in names
     ]

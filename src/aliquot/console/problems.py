@@ -12,6 +12,7 @@ from starlette.responses import Response
 from aliquot.model.errors import (
     AliquotError,
     InvalidValueError,
+    NoSuchGpuError,
     NoSuchGrantError,
     NoSuchJobError,
     UserLimitError,
@@ -26,6 +27,7 @@ _STATUS: tuple[tuple[type[AliquotError], HTTPStatus], ...] = (
     (InvalidValueError, HTTPStatus.BAD_REQUEST),
     (NoSuchGrantError, HTTPStatus.NOT_FOUND),
     (NoSuchJobError, HTTPStatus.NOT_FOUND),
+    (NoSuchGpuError, HTTPStatus.NOT_FOUND),
     (RefusedError, HTTPStatus.FORBIDDEN),
     (UserLimitError, HTTPStatus.CONFLICT),
     (NoPoolError, HTTPStatus.SERVICE_UNAVAILABLE),

@@ -1,12 +1,17 @@
-"""Who may use the console: a token in a file, links that work once, and signed sessions.
+"""Who may use the console: a token in a file, links that work once, and sessions.
 
-The token is in FOLDER/token, which only its user can read. Everything else follows from it:
+The token is in FOLDER/token, which only its user can read. Three credentials follow from it, each a
+name that may be known and a key that may not:
 
-- A link has a code in its fragment, which browsers do not send: `issued.nonce.signature`. The
-  console accepts it once, for `CODE_SECONDS`, and none that is older than itself.
-- A session is a cookie, `expires.nonce.signature`: a restarted console still accepts it.
-- A session's CSRF value is a signature of the session, and every request needs both. A page or a
-  server of another origin can neither read nor guess it, even if it has seen the cookie.
+- `token`: the token itself.
+- `code.issued.nonce`: a link has the name and the key in its fragment, which browsers do not send.
+  The console accepts it once, for `CODE_SECONDS`, and none that is older than itself.
+- `session.expires.nonce`: a restarted console still accepts it.
+
+A page never sends a key. It sends the name and a challenge first, and the console proves that it
+knows the key, for the host that was asked (`Run.prove`). Then the page's requests carry a signature
+that only this run of this console accepts (`Run.accepts`). So a program that takes the port after
+the console has ended can neither prove anything, nor use what a page has sent.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ SESSION_SECONDS = 12 * 3600.0
 
 _TOKEN_BYTES = 32
 _NONCE_BYTES = 12
+_MOST_DIGITS = 12
 
 
 def read_token(folder: Path) -> str:
@@ -49,16 +55,27 @@ def read_token(folder: Path) -> str:
 
 
 def make_code(token: str) -> str:
-    """A code that signs in once."""
-    return _signed(token, "code", f"{time.time():.3f}.{secrets.token_urlsafe(_NONCE_BYTES)}")
+    """What signs in once: the name and the key of a credential."""
+    name = f"code.{time.time():.3f}.{secrets.token_urlsafe(_NONCE_BYTES)}"
+    return f"{name}.{_signature(token, 'key', name)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session that begins: what its page keeps."""
+
+    name: str
+    key: str
+    expires: float
 
 
 @dataclass
 class SignIn:
-    """Checks tokens, codes and sessions. It accepts codes that were made since `since`."""
+    """Checks tokens and credentials in one run of a console, from `since` on."""
 
     token: str
     since: float
+    run: str = field(default_factory=lambda: secrets.token_urlsafe(_NONCE_BYTES))
     _used: dict[str, float] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
 
@@ -66,55 +83,73 @@ class SignIn:
         """Whether that is the token."""
         return hmac.compare_digest(given.encode(), self.token.encode())
 
-    def accepts_code(self, code: str) -> bool:
-        """Whether that is a code of a link; it is used then."""
-        issued, now = self._number(code, "code"), time.time()
-        if issued is None or issued < self.since or issued < now - CODE_SECONDS:
+    def prove(self, name: str, challenge: str, host: str) -> str | None:
+        """A proof for a page that this console knows its key; None if the name opens nothing.
+
+        The host is part of it: what answers at another address cannot pass this proof on.
+        """
+        key = self._key(name)
+        return (
+            None if key is None else _signature(key, "console", f"{host}\n{self.run}\n{challenge}")
+        )
+
+    def accepts(self, given: str, host: str) -> str | None:
+        """The name of a credential that signed for this run and host; None if that is wrong."""
+        name, _, signature = given.partition(" ")
+        key = self._key(name)
+        if key is None:
+            return None
+        expected = _signature(key, "page", f"{host}\n{self.run}")
+        return name if hmac.compare_digest(signature.encode(), expected.encode()) else None
+
+    def use_code(self, name: str) -> bool:
+        """Use a link's credential up; whether it was not used before."""
+        if name in self._used:
             return False
-        if code in self._used:
-            return False
+        now = time.time()
         self._used = {one: at for one, at in self._used.items() if at >= now - CODE_SECONDS}
-        self._used[code] = issued
+        self._used[name] = now
         return True
 
-    def new_session(self) -> str:
+    def new_session(self) -> Session:
         """A session that begins now."""
         expires = time.time() + SESSION_SECONDS
-        body = f"{expires:.0f}.{secrets.token_urlsafe(_NONCE_BYTES)}"
-        return _signed(self.token, "session", body)
+        name = f"session.{expires:.0f}.{secrets.token_urlsafe(_NONCE_BYTES)}"
+        return Session(name, _signature(self.token, "key", name), expires)
 
-    def accepts_session(self, session: str) -> bool:
-        """Whether that is a session that has not expired."""
-        return session not in self._ended and self._is_current(session)
-
-    def end_session(self, session: str) -> None:
+    def end_session(self, name: str) -> None:
         """Accept that session no longer, while this console runs."""
-        self._ended = {one for one in self._ended | {session} if self._is_current(one)}
+        if kind_of(name) == "session":
+            self._ended = {one for one in self._ended | {name} if self._key(one) is not None}
 
-    def _is_current(self, session: str) -> bool:
-        expires = self._number(session, "session")
-        return expires is not None and expires > time.time()
-
-    def csrf_of(self, session: str) -> str:
-        """What a page must send with each request of that session."""
-        return _signature(self.token, "csrf", session)
-
-    def accepts_csrf(self, session: str, given: str) -> bool:
-        """Whether that is the session's CSRF value."""
-        return hmac.compare_digest(given.encode(), self.csrf_of(session).encode())
-
-    def _number(self, text: str, purpose: str) -> float | None:
-        """The number that a signed text begins with; None if the signature is not ours."""
-        body, _, signature = text.rpartition(".")
-        expected = _signature(self.token, purpose, body)
-        if not hmac.compare_digest(signature.encode(), expected.encode()):
-            return None
-        return float(body.rpartition(".")[0])
-
-
-def _signed(token: str, purpose: str, body: str) -> str:
-    return f"{body}.{_signature(token, purpose, body)}"
+    def _key(self, name: str) -> str | None:
+        """The key of a credential that is accepted now."""
+        match name.split("."):
+            case ["token"]:
+                return self.token
+            case ["code", whole, part, nonce] if _is_written(whole, part, nonce):
+                issued, now = float(f"{whole}.{part}"), time.time()
+                old = max(self.since, now - CODE_SECONDS)
+                if issued < old or issued > now + CODE_SECONDS or name in self._used:
+                    return None
+            case ["session", expires, nonce] if _is_written(expires, "0", nonce):
+                left = float(expires) - time.time()
+                if not 0 < left <= SESSION_SECONDS + 1 or name in self._ended:
+                    return None
+            case _:
+                return None
+        return _signature(self.token, "key", name)
 
 
-def _signature(token: str, purpose: str, body: str) -> str:
-    return hmac.new(token.encode(), f"{purpose}:{body}".encode(), "sha256").hexdigest()
+def kind_of(name: str) -> str:
+    """The kind of a credential: token, code or session."""
+    return name.partition(".")[0]
+
+
+def _is_written(whole: str, part: str, nonce: str) -> bool:
+    numbers = f"{whole}{part}"
+    return len(whole) <= _MOST_DIGITS and numbers.isascii() and numbers.isdigit() and bool(nonce)
+
+
+def _signature(key: str, purpose: str, body: str) -> str:
+    return hmac.new(key.encode(), f"{purpose}:{body}".encode(), "sha256").hexdigest()

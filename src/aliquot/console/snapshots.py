@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
+from aliquot.console.deltas import difference
+from aliquot.console.history_store import now_and_steady
 from aliquot.console.job_view import job_view, run_view
 from aliquot.console.machine_view import gpu_view, grant_view
+from aliquot.console.recorder import gpu_history, samples_of, slice_history, uses_of
 from aliquot.devices import Sensors
-from aliquot.model.errors import AliquotError
+from aliquot.model.errors import AliquotError, NoSuchGpuError
 from aliquot.pool.client import NoPoolError, PoolClient
 from aliquot.pool.directory import directory_of
 from aliquot.pool.peers import this_user
@@ -28,6 +31,7 @@ from aliquot.slices.rates import Key, key, slice_rates
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aliquot.console.history_store import HistoryStore
     from aliquot.slices import LocalMachine, StateDirectory
     from aliquot.slices.arbiter_status import Status
     from aliquot.slices.rates import Rates
@@ -52,12 +56,24 @@ class ConsoleSnapshot:
     jobs: dict[str, Any] = field(default_factory=dict)
     found: LocalMachine | None = None
 
-    def events(self) -> dict[str, bytes]:
-        """The content of the events of this snapshot, by name."""
-        return {
-            name: json.dumps(content, separators=(",", ":")).encode()
-            for name, content in (("machine", self.machine), ("jobs", self.jobs))
-        }
+    def since(self, before: ConsoleSnapshot) -> dict[str, bytes | None]:
+        """The differences since an earlier one, by the names of events; None: all is new."""
+        found: dict[str, bytes | None] = {}
+        for name, old, new in (
+            ("machine", before.machine, self.machine),
+            ("jobs", before.jobs, self.jobs),
+        ):
+            delta = difference(old, new) if old else None
+            found[name] = None if delta is None else _json(delta) if any(delta.values()) else b""
+        return found
+
+    def whole(self) -> dict[str, bytes]:
+        """All of it, by the names of events."""
+        return {"machine": _json(self.machine), "jobs": _json(self.jobs)}
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 @dataclass(slots=True)
@@ -76,8 +92,8 @@ class History:
 class Machine:
     """Reads one machine: its arbiter, its pool and its driver, with this user's rights."""
 
-    def __init__(self, state: StateDirectory) -> None:
-        self.state = state
+    def __init__(self, state: StateDirectory, store: HistoryStore) -> None:
+        self.state, self.store = state, store
         self.pool = PoolClient(directory_of(state), _TIMEOUT)
         self._sensors = Sensors()
         self._before: Status | None = None
@@ -108,27 +124,47 @@ class Machine:
         if found is not None:
             self._remember(at, found, rates)
         jobs, is_up = self._jobs(problems)
-        return ConsoleSnapshot(
-            at, self._view(at, found, rates, problems, pool_is_up=is_up), jobs, found
-        )
+        problems += [] if self.store.problem is None else [self.store.problem]
+        view = self._view(at, found, rates, problems, pool_is_up=is_up)
+        self.store.add(*now_and_steady(), samples_of(view), uses_of(view, jobs))
+        return ConsoleSnapshot(at, view, jobs, found)
 
-    def history(self, found: LocalMachine, name: str) -> dict[str, Any]:
-        """What the slices of a grant used and got lately."""
-        _, grant = slices.find_grant([found], slices.check_address(name))
+    def gpu_history(self, index: int, span: str) -> dict[str, Any]:
+        """What a GPU used in a day or a month."""
+        for gpu in self.find().status.gpus:
+            if gpu.gpu.index == index:
+                return gpu_history(self.store, gpu.gpu.uuid, span, time.time())
+        raise NoSuchGpuError(f"there is no GPU {index}", "See them with: aliquot gpus")
+
+    def history(self, found: LocalMachine | None, name: str, span: str | None) -> dict[str, Any]:
+        """What the slices of a grant used and got: lately, or as the store has it."""
+        checked = slices.check_address(name)
+        if span is not None:
+            own = [] if found is None else [one for one in found.status.grants if one.name == name]
+            past = f"{own[0].name}@{own[0].created:.3f}" if own else None
+            past = past or self.store.last_named(f"{name}@")
+            if past is not None:
+                return slice_history(self.store, past, span, time.time())
+        if found is None:
+            raise control.NoArbiterError("no arbiter runs here, so there are no grants")
+        _, grant = slices.find_grant([found], checked)
         histories = [
             (part.gpu_uuid, self._histories.get(key(grant, part.gpu_uuid), History()))
             for part in grant.slices
         ]
         return {
+            "step": int(ALONE_SECONDS),
+            "since": time.time() - HISTORY_SECONDS,
             "slices": [
                 {
                     "gpu": uuid,
                     "times": [point[0] for point in list(one.points)],
+                    "part_bytes": [None for _ in list(one.points)],
                     "used_bytes": [point[1] for point in list(one.points)],
                     "got_ratio": [point[2] for point in list(one.points)],
                 }
                 for uuid, one in histories
-            ]
+            ],
         }
 
     def _remember(self, at: float, found: LocalMachine, rates: Mapping[Key, Rates]) -> None:
@@ -198,9 +234,11 @@ class LiveSnapshots:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.newest = ConsoleSnapshot()
-        self.events: dict[str, bytes] = {}
+        self.number = 0
+        self.deltas: dict[str, bytes | None] = {}
         self.watchers = 0
         self.ended = False
+        self._whole: dict[str, bytes] | None = None
         self._reading = asyncio.Lock()
         self._next = asyncio.Event()
         self._wake = asyncio.Event()
@@ -222,9 +260,28 @@ class LiveSnapshots:
     async def refresh(self) -> None:
         """Read now, and send it to all pages."""
         async with self._reading:
-            self.newest = await asyncio.to_thread(self.machine.read)
-        self.events = self.newest.events()
+            before, watched = self.newest, self.watchers > 0
+
+            def read() -> tuple[ConsoleSnapshot, dict[str, bytes | None]]:
+                found = self.machine.read()
+                return found, found.since(before) if watched else {}
+
+            self.newest, self.deltas = await asyncio.to_thread(read)
+            self.number += 1
+            self._whole = None
         self._tell()
+
+    def event_bytes(self, last: int) -> list[tuple[bytes, bytes]]:
+        """Events for a page that has got the snapshot `last`: their names and contents."""
+        found = []
+        for name in ("machine", "jobs"):
+            delta = self.deltas.get(name) if last == self.number - 1 else None
+            if delta is None:
+                self._whole = self._whole or self.newest.whole()
+                found.append((name.encode(), self._whole[name]))
+            elif delta:
+                found.append((f"{name}-delta".encode(), delta))
+        return found
 
     async def fresh(self) -> ConsoleSnapshot:
         """A snapshot that is not older than a page's, for requests of programs."""
@@ -241,10 +298,9 @@ class LiveSnapshots:
         arrived, self._next = self._next, asyncio.Event()
         arrived.set()
 
-    async def next(self) -> dict[str, bytes]:
-        """The events of the next snapshot."""
+    async def next(self) -> None:
+        """Wait for the next snapshot."""
         await self._next.wait()
-        return self.events
 
     def watch(self) -> None:
         """Count a page that has opened; the first one is not kept waiting."""

@@ -71,6 +71,10 @@ class NoSuchJobError(AliquotError):
     """No job has this name or number."""
 
 
+class NoSuchGpuError(AliquotError):
+    """No GPU has this index."""
+
+
 class MemoryInUseError(AliquotError):
     """The new memory limit is below what programs use now."""
 

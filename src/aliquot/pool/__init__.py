@@ -53,5 +53,6 @@
 - `user_load`: what a user has used of the pool lately.
 - `wanted`: what idle grants shall give up for those that wait.
 - `worker_files`: files that a worker writes for the pool, and how they are read.
+- `what_if`: what the pool would decide if something were different.
 - `workers`: the workers on this machine: observing them and carrying out `model.actions`.
 """

@@ -90,8 +90,18 @@ class RunAdmission:
         """The commands that wait, in the order they came."""
         return [run for run in self.desk.requests() if run.mode is RunMode.WAIT]
 
-    def charged(self, status: Status) -> list[AdmittedGrant]:
+    def accepted(self) -> list[RunRequest]:
+        """The commands that wait and could start, as decisions have them."""
+        return [
+            replace(run, request=run.request.of_owner(run.owner.uid, run.name))
+            for run in self.waiting()
+            if run.accepted
+        ]
+
+    def charged(self, status: Status, *, forget: bool = True) -> list[AdmittedGrant]:
         """The grants of admitted commands that run. Those that have ended are forgotten.
+
+        `forget` is for the pool's own loop: in a status that is older, a new grant is missing.
 
         Where only the pool admits, it has admitted all: an earlier release did not write to whom it
         charged them, so they count in the default queue. The pool's own user needs no admission.
@@ -108,7 +118,7 @@ class RunAdmission:
                 found.append(AdmittedGrant(grant, one.owner, one.queue))
             else:
                 ended.append(one)
-        if ended:
+        if ended and forget:
             self.store.delete_run_grants(ended)
         if status.admission is Admission.POOL:
             found += [

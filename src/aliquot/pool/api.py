@@ -8,6 +8,7 @@
                                         those that finished in that time. "runs" are the commands
                                         of `aliquot run --wait` that wait. Fields that the caller
                                         may not see (`access`) are null
+    POST /v1/what-if                    what the pool would decide if something were different
     GET  /v1/jobs/JOB                   one job with its history, workers and logs: train, 12 or
                                         alice:train
     GET  /v1/jobs/JOB/members           {"jobs"}: the job, or the jobs of the array JOB; with
@@ -37,7 +38,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from aliquot.model.errors import AliquotError, InvalidValueError, NoSuchJobError
+from aliquot.model.errors import AliquotError, InvalidValueError, NoSuchGpuError, NoSuchJobError
 from aliquot.model.job import Desired, JobPhase
 from aliquot.pool import logs
 from aliquot.pool.access import RefusedError, shown
@@ -54,6 +55,7 @@ from aliquot.pool.encoding import (
 )
 from aliquot.pool.server import HttpAnswer, SocketServer
 from aliquot.pool.store import StoreError
+from aliquot.pool.what_if import decode_question
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +74,7 @@ _LARGEST_NUMBER = 1e15
 _STATUS: list[tuple[type[AliquotError], HTTPStatus]] = [
     (InvalidValueError, HTTPStatus.BAD_REQUEST),
     (NoSuchJobError, HTTPStatus.NOT_FOUND),
+    (NoSuchGpuError, HTTPStatus.NOT_FOUND),
     (RefusedError, HTTPStatus.FORBIDDEN),
     (StoreError, HTTPStatus.INSUFFICIENT_STORAGE),
     (AliquotError, HTTPStatus.CONFLICT),
@@ -142,7 +145,9 @@ class _Request:
                 return _ok({"ranks": logs.ranks_of(self.pool.directory.job(number))})
         return None
 
-    def _post(self, path: list[str], body: dict[str, Any]) -> HttpAnswer | None:
+    def _post(  # noqa: PLR0911 - one for each request
+        self, path: list[str], body: dict[str, Any]
+    ) -> HttpAnswer | None:
         """The answer to a POST request; None if it is unknown."""
         match path:
             case ["v1", "jobs"]:
@@ -155,6 +160,8 @@ class _Request:
             case ["v1", "runs", name, "cancel"]:
                 ended = self.pool.cancel_runs(self.caller, name)
                 return _ok({"runs": list(map(self._run, ended))})
+            case ["v1", "what-if"]:
+                return _ok(self.pool.what_if(self.caller, decode_question(body)))
             case ["v1", "prune"]:
                 return _ok({"forgotten": self.pool.prune(self.caller, _number(body, "seconds"))})
         return None

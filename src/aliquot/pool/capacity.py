@@ -87,6 +87,12 @@ class MachinePlan:
             placed.append(slices)
         return plan, placed
 
+    def added_since(self, before: MachinePlan) -> list[str]:
+        """The GPUs of the slices that this plan has and that one had not."""
+        old = {id(grant) for grant in before.grants}
+        new = (grant for grant in self.grants if id(grant) not in old)
+        return [part.gpu_uuid for grant in new for part in grant.slices]
+
     def why_choice_waits(self, request: Request, count: int) -> str | None:
         """Why `count` more workers do not fit, if that is their choice of GPUs or neighbours."""
         plan = self

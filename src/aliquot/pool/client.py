@@ -147,6 +147,10 @@ class PoolClient:
         """Change a job."""
         return self._json("POST", f"/v1/jobs/{quote(name, safe='')}/update", encode_change(change))
 
+    def what_if(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What the pool would decide; `what_if.Question` has the fields."""
+        return self._json("POST", "/v1/what-if", question)
+
     def prune(self, seconds: float) -> list[int]:
         """Forget this user's jobs that finished longer ago than that; their numbers."""
         return list(self._json("POST", "/v1/prune", {"seconds": seconds})["forgotten"])

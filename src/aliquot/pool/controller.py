@@ -50,12 +50,13 @@ from aliquot.pool.retention import Retention
 from aliquot.pool.runs import RunRequest
 from aliquot.pool.schedule import PoolScheduler, UserShares
 from aliquot.pool.slots import SlotFolder
+from aliquot.pool.what_if import Inputs, answer
 from aliquot.pool.worker_files import read_report
 from aliquot.pool.workers import grants_of
 from aliquot.slices import control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from aliquot.model.job import JobChange
     from aliquot.model.owner import Owner
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from aliquot.pool.policy import PolicyFile, UserQuota
     from aliquot.pool.runs import Waiting
     from aliquot.pool.store import JobStore, StoredJob
+    from aliquot.pool.what_if import Question
     from aliquot.pool.workers import LocalWorkers
     from aliquot.slices.arbiter_status import Status
 
@@ -211,6 +213,21 @@ class PoolController:
         """
         uid = None if caller.admin else caller.owner.uid
         return self._forgetting.forget(Retention(seconds=seconds), uid)
+
+    def what_if(self, caller: Caller, question: Question) -> dict[str, Any]:
+        """What would be decided now if something were different; nothing is changed."""
+        self._new_jobs.check_queue(caller, question.queue)
+        status = self.workers.arbiter_status()
+        jobs = [one for one in self.store.all(unfinished=True) if not one.state.phase.final]
+        phases = {one.job.number: one.state.phase for one in jobs}
+        holds = held_jobs(jobs, lambda number: phases.get(number) or self._phase_of(number))
+        runs = [] if self.runs is None else self.runs.accepted()
+        owners = {stored.owner for stored in jobs} | {run.owner for run in runs}
+        shares = self._shares(owners | {caller.owner})
+        held = {number: hold.why for number, hold in holds.items()}
+        charged = [] if self.runs is None else self.runs.charged(status, forget=False)
+        inputs = Inputs(jobs, status, time.time(), shares, runs, held, charged)
+        return answer(question, inputs, self._scheduler, caller)
 
     def jobs(
         self, caller: Caller, *, unfinished: bool = False, finished_since: float | None = None
@@ -451,11 +468,7 @@ class PoolController:
     ) -> None:
         self.status = self.workers.arbiter_status()  # the actions have changed it
         owners = {stored.owner for stored in jobs} | {run.owner for run in runs}
-        shares = UserShares(
-            self.policies.policy.queues,
-            {owner.name: self._past_use.of(owner.uid) for owner in owners},
-            {one.name: bound for one in owners if (bound := self._quota_of(one).bound) != Bound()},
-        )
+        shares = self._shares(owners)
         now = time.time()
         charged = [] if self.runs is None else self.runs.charged(self.status)
         changes = self._scheduler.changes(jobs, self.status, now, shares, runs, holds, charged)
@@ -465,6 +478,13 @@ class PoolController:
             self.runs.apply(self._scheduler, runs)
         if self._scheduler.wanted:
             control.want(self.directory.state.directory, self._scheduler.wanted)
+
+    def _shares(self, owners: Collection[Owner]) -> UserShares:
+        return UserShares(
+            self.policies.policy.queues,
+            {owner.name: self._past_use.of(owner.uid) for owner in owners},
+            {one.name: bound for one in owners if (bound := self._quota_of(one).bound) != Bound()},
+        )
 
     def _use_policy(self) -> None:
         """Follow another policy from now on."""

@@ -56,7 +56,8 @@ class PoolScheduler:
 
     `waiting` says why each waiting job or run waits, and `turns` in which order their turns come.
     `expected` is when they start at the latest, as far as the time limits of running jobs say so.
-    `wanted` are slices that the first of them gets if idle grants give up theirs.
+    `wanted` are slices that the first of them gets if idle grants give up theirs. `placed` has the
+    GPUs of jobs that start.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -67,6 +68,7 @@ class PoolScheduler:
     refused: list[tuple[RunRequest, str]] = field(default_factory=list)
     previewed: list[tuple[RunRequest, list[Slice] | Waiting]] = field(default_factory=list)
     wanted: list[Slice] = field(default_factory=list)
+    placed: dict[str, list[str]] = field(default_factory=dict)
     _could_grow: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def changes(  # noqa: PLR0913, PLR0917 - the whole snapshot
@@ -86,7 +88,7 @@ class PoolScheduler:
         that only ask. `held` says why jobs may not start, by their numbers. `charged` are the
         commands that run: they count for their queues and users, and nothing ends for others.
         """
-        self.admitted, self.refused, self.previewed = [], [], []
+        self.admitted, self.refused, self.previewed, self.placed = [], [], [], {}
         names = DecisionNames(
             {scheduled_name(one): one for one in jobs}, {run_name(one): one for one in runs}
         )
@@ -129,11 +131,12 @@ class PoolScheduler:
                 continue
             stored = by_name[name]
             try:
-                plan = _placed(plan, stored, status, size)
+                after = _placed(plan, stored, status, size)
             except NoCapacityError:
                 self.waiting[name] = OCCUPIED
                 continue
-            state = stored.state
+            self.placed[name] = after.added_since(plan)
+            plan, state = after, stored.state
             yield stored, lifecycle.start(stored.job, state, state.generation, size, now)
         first = [name for name in decision.starts if name in self.waiting]
         self.turns = [*first, *(name for name in decision.waits if name not in first)]
@@ -152,6 +155,10 @@ class PoolScheduler:
                     elastic.append(replace(new, size=1))
             else:
                 self.previewed.append((run, self._preview(run, said, plan, outlook, first)))
+
+    def copy(self) -> PoolScheduler:
+        """A scheduler that would decide the same now; what it decides changes nothing here."""
+        return PoolScheduler(self.rules, _could_grow=dict(self._could_grow))
 
     def waiting_of(self, name: str) -> Waiting | None:
         """The place of a job or run in the queue; None if it has none."""

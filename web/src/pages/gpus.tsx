@@ -1,32 +1,68 @@
-// Every GPU as a bar that is cut into its slices.
-import type { Gpu, Grant, Slice } from "../api";
+// Every GPU as a bar that is cut into its slices, or as a field of a map.
+import { memo } from "preact/compat";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { ask, type Gpu, type Grant, type History, type Machine, type Slice } from "../api";
 import { bytes, percent } from "../format";
-import { Badge, CommandLine, Heading, computeText, huesOf, memoryText } from "../parts";
-import { useStore } from "../store";
+import { Badge, CommandLine, Heading, Spans, computeText, huesOf, memoryText, type Span } from "../parts";
+import { useChosen, useStore } from "../store";
 import { t } from "../strings";
+import { HeatView } from "./heat";
+import { Lines } from "./slice";
 
-interface Part {
+export interface Part {
   grant: Grant;
   slice: Slice;
   hue: number;
 }
 
-const holds = (grant: Grant) => grant.state !== "parked";
+export const holds = (grant: Grant) => grant.state !== "parked";
+
+let index: { grants: Grant[]; parts: Map<string, Part[]> } | null = null;
+
+/** The slices of each GPU. The list of grants is a new one whenever more than figures changed. */
+export function partsOf(machine: Machine, uuid: string): Part[] {
+  if (index?.grants !== machine.grants) {
+    const parts = new Map<string, Part[]>();
+    for (const grant of machine.grants) {
+      for (const slice of grant.slices) {
+        const own = parts.get(slice.gpu) ?? [];
+        own.push({ grant, slice, hue: 0 });
+        parts.set(slice.gpu, own);
+      }
+    }
+    for (const own of parts.values()) {
+      const hues = huesOf(own.map((one) => one.grant.id));
+      for (const one of own) one.hue = hues.get(one.grant.id) ?? 0;
+    }
+    index = { grants: machine.grants, parts };
+  }
+  return index.parts.get(uuid) ?? [];
+}
+
+/** Redraws when more than figures changed. */
+const useShape = (): Machine | null =>
+  useChosen(({ machine }) => [machine?.gpus, machine?.grants, machine?.arbiter_is_up, machine?.notes.join("\n")]).machine;
 
 export function GpusPage() {
-  const { machine } = useStore();
-  if (machine === null) return <p class="muted">{t("loading")}</p>;
-  const found = machine.grants.flatMap((grant) => grant.slices.map((slice) => ({ grant, slice })));
-  const partsOf = (gpu: Gpu): Part[] => {
-    const own = found.filter((one) => one.slice.gpu === gpu.uuid);
-    const hues = huesOf(own.map((one) => one.grant.id));
-    return own.map((one) => ({ ...one, hue: hues.get(one.grant.id) ?? 0 }));
+  const machine = useShape();
+  const [heat, setHeat] = useState(localStorage.getItem("heat") === "yes");
+  const choose = (wanted: boolean) => {
+    localStorage.setItem("heat", wanted ? "yes" : "no");
+    setHeat(wanted);
   };
+  if (machine === null) return <p class="muted">{t("loading")}</p>;
   const words = [machine.simulated ? t("simulated") : "", machine.driver_version ? t("driver", { version: machine.driver_version }) : ""];
+  const taken = machine.grants.some((grant) => grant.slices.length > 0);
   return (
     <>
       <Heading text={t("gpus")}>
         <p class="muted">{[machine.name, ...words.slice(machine.simulated ? 1 : 0)].filter(Boolean).join(" · ")}</p>
+        {machine.gpus.length > 0 && (
+          <div class="tabs end" role="group" aria-label={t("view")}>
+            <button type="button" aria-pressed={!heat} onClick={() => choose(false)}>{t("viewBars")}</button>
+            <button type="button" aria-pressed={heat} onClick={() => choose(true)}>{t("viewHeat")}</button>
+          </div>
+        )}
       </Heading>
       {!machine.arbiter_is_up && <p class="note">{t("noArbiter")}</p>}
       {machine.notes.length > 0 && (
@@ -35,12 +71,14 @@ export function GpusPage() {
           <ul>{machine.notes.map((one) => <li key={one}>{one}</li>)}</ul>
         </section>
       )}
-      <div class="gpus">
-        {machine.gpus.map((gpu) => (
-          <GpuPanel key={gpu.uuid} gpu={gpu} parts={partsOf(gpu)} />
-        ))}
-      </div>
-      {machine.arbiter_is_up && found.length === 0 && (
+      {heat ? (
+        <HeatView />
+      ) : (
+        <div class="gpus">
+          {machine.gpus.map((gpu) => <GpuPlace key={gpu.uuid} uuid={gpu.uuid} index={gpu.index} lines={partsOf(machine, gpu.uuid).length} />)}
+        </div>
+      )}
+      {machine.arbiter_is_up && !taken && (
         <div class="hint">
           <p class="muted">{t("nothingGranted")}</p>
           <CommandLine text={`aliquot run ${machine.simulated ? `--simulate ${machine.simulated} ` : ""}--memory 8GiB -- python train.py`} />
@@ -50,13 +88,36 @@ export function GpusPage() {
   );
 }
 
-function GpuPanel({ gpu, parts }: { gpu: Gpu; parts: Part[] }) {
+const LINE = 46; // of a slice, and of all else: what a panel takes before it is drawn
+const REST = 160;
+
+/** Where a GPU's panel is. It is drawn while it is on the screen or near it. */
+const GpuPlace = memo(({ uuid, index, lines }: { uuid: string; index: number; lines: number }) => {
+  const here = useRef<HTMLElement>(null);
+  const [near, setNear] = useState(false);
+  useEffect(() => {
+    const observer = new IntersectionObserver((seen) => setNear(seen.at(-1)!.isIntersecting), { rootMargin: "400px" });
+    if (here.current) observer.observe(here.current);
+    return () => observer.disconnect();
+  }, []);
+  return (
+    <section class="panel gpu" ref={here} aria-labelledby={`gpu-${index}`} style={near ? undefined : { minHeight: `${REST + LINE * lines}px` }}>
+      {near ? <GpuPanel uuid={uuid} /> : <h2 id={`gpu-${index}`}>GPU {index}</h2>}
+    </section>
+  );
+});
+
+function GpuPanel({ uuid }: { uuid: string }) {
+  const { machine } = useStore();
+  const gpu = machine?.gpus.find((one) => one.uuid === uuid);
+  if (!machine || !gpu) return null;
+  const parts = partsOf(machine, uuid);
   const told = gpu.telemetry;
   return (
-    <section class={gpu.healthy ? "panel gpu" : "panel gpu unhealthy"} aria-labelledby={`gpu-${gpu.index}`}>
+    <>
       <header>
         <h2 id={`gpu-${gpu.index}`}>
-          GPU {gpu.index} <span class="muted model">{gpu.model}</span>
+          <a href={`#/gpu/${gpu.index}`}>GPU {gpu.index}</a> <span class="muted model">{gpu.model}</span>
         </h2>
         <p class="figures">
           {gpu.healthy ? (
@@ -90,7 +151,41 @@ function GpuPanel({ gpu, parts }: { gpu: Gpu; parts: Part[] }) {
           ))}
         </ul>
       )}
-    </section>
+    </>
+  );
+}
+
+/** One GPU: its bar, and what it used. */
+export function GpuPage({ index }: { index: string }) {
+  const { machine } = useStore();
+  const [span, setSpan] = useState<Span>("day");
+  const [found, setFound] = useState<History | null>(null);
+  const gpu = machine?.gpus.find((one) => `${one.index}` === index);
+  const round = Math.floor((machine?.time ?? 0) / 15);
+  useEffect(() => {
+    let mine = true;
+    if (gpu) void ask<History>("GET", `/gpus/${gpu.index}/history?span=${span}`).then((history) => mine && setFound(history)).catch(() => undefined);
+    return () => {
+      mine = false;
+    };
+  }, [gpu?.uuid, span, round]);
+  if (!machine) return <p class="muted">{t("loading")}</p>;
+  const points = found?.slices[0];
+  return (
+    <>
+      <a class="back" href="#/">← {t("gpus")}</a>
+      <Heading text={`GPU ${index}`}><Spans span={span} choose={setSpan} spans={["day", "month"]} /></Heading>
+      {!gpu && <p class="note">{t("noGpu")}</p>}
+      {gpu && (
+        <div class="columns">
+          <section class="panel gpu" aria-labelledby={`gpu-${gpu.index}`}><GpuPanel uuid={gpu.uuid} /></section>
+          <section class="panel" aria-labelledby="history">
+            <h2 id="history">{t("used_and_granted")}</h2>
+            {found && points && <Lines points={points} history={found} now={machine.time} limit={null} memory={gpu.memory_bytes} />}
+          </section>
+        </div>
+      )}
+    </>
   );
 }
 

@@ -1,35 +1,51 @@
 // One grant: what its slices use and get, its processes, and resizing it.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ask, type Gpu, type Grant, type History, type Resized } from "../api";
+import { ask, type Gpu, type Grant, type History, type Points, type Resized } from "../api";
+import { Chart } from "../chart";
 import { NOTHING, bytes, duration, milliseconds, percent, share } from "../format";
-import { Badge, Chart, CommandLine, Facts, Heading, Meter, Refusal, computeText, memoryText, shortCommand } from "../parts";
+import { Badge, CommandLine, Facts, Heading, Meter, Refusal, Spans, computeText, memoryText, shortCommand, type Span } from "../parts";
 import { useStore } from "../store";
 import { t, type Key } from "../strings";
 
 const GIB = 2 ** 30;
 const KEPT = 600;
-
-interface Points {
-  times: number[];
-  used: number[];
-  got: (number | null)[];
-}
+const AGAIN = 15_000;
 
 export function SlicePage({ name }: { name: string }) {
   const { machine } = useStore();
+  const [span, setSpan] = useState<Span>("recent");
   if (machine === null) return <p class="muted">{t("loading")}</p>;
   const grant = machine.grants.find((one) => one.name === name);
   return (
     <>
       <a class="back" href="#/">← {t("gpus")}</a>
-      <Heading text={name}>{grant && <Badge word={grant.state} />}</Heading>
-      {grant ? <Details key={grant.id} grant={grant} gpus={machine.gpus} now={machine.time} /> : <p class="note">{t("gone")}</p>}
+      <Heading text={name}>
+        {grant && <Badge word={grant.state} />}
+        <Spans span={span} choose={setSpan} />
+      </Heading>
+      {grant ? <Details key={grant.id} grant={grant} gpus={machine.gpus} now={machine.time} span={span} /> : <Past name={name} now={machine.time} span={span} />}
     </>
   );
 }
 
-function Details({ grant, gpus, now }: { grant: Grant; gpus: Gpu[]; now: number }) {
-  const points = usePoints(grant, now);
+/** What an ended slice used, as far as it was recorded. */
+function Past({ name, now, span }: { name: string; now: number; span: Span }) {
+  const found = useStored(name, name, span === "recent" ? "day" : span, now);
+  return (
+    <>
+      <p class="note">{t("gone")}</p>
+      {found && found.slices.map((one) => (
+        <section class="panel" key={one.gpu} aria-label={one.gpu}>
+          <Lines points={one} history={found} now={now} limit={null} memory={Math.max(1, ...one.part_bytes.map((part) => part ?? 0))} />
+        </section>
+      ))}
+    </>
+  );
+}
+
+function Details({ grant, gpus, now, span }: { grant: Grant; gpus: Gpu[]; now: number; span: Span }) {
+  const recent = useRecent(grant, now);
+  const stored = useStored(grant.id, grant.name ?? "", span, now);
   const name = grant.name ?? "";
   return (
     <>
@@ -37,14 +53,14 @@ function Details({ grant, gpus, now }: { grant: Grant; gpus: Gpu[]; now: number 
       <div class="columns">
         <div>
           {grant.slices.map((slice) => {
-            const found = points[slice.gpu] ?? { times: [], used: [], got: [] };
+            const history = span === "recent" ? recent : stored;
+            const points = history?.slices.find((one) => one.gpu === slice.gpu);
             return (
               <section class="panel" key={slice.gpu} aria-labelledby={`slice-${slice.gpu_index}`}>
                 <h2 id={`slice-${slice.gpu_index}`}>GPU {slice.gpu_index ?? NOTHING}</h2>
                 <Meter label={t("memory")} value={slice.used_bytes} most={slice.memory_bytes} text={memoryText(slice.used_bytes, slice.memory_bytes)} />
-                <Chart label={t("memory")} times={found.times} values={found.used} most={slice.memory_bytes * 1.05} limit={slice.memory_bytes} format={bytes} />
                 <Meter label={t("compute")} value={slice.got_ratio} most={1} text={computeText(slice.got_ratio, slice.compute_percent)} />
-                <Chart label={t("compute")} times={found.times} values={found.got} most={1.02} limit={slice.compute_percent === null ? null : slice.compute_percent / 100} format={percent} />
+                {history && points && <Lines points={points} history={history} now={now} limit={slice.compute_percent === null ? null : slice.compute_percent / 100} memory={slice.memory_bytes} />}
               </section>
             );
           })}
@@ -93,31 +109,69 @@ function Details({ grant, gpus, now }: { grant: Grant; gpus: Gpu[]; now: number 
   );
 }
 
+export function Lines({ points, history, now, limit, memory }: { points: Points; history: History; now: number; limit: number | null; memory: number }) {
+  const { times, used_bytes: used, part_bytes: part, got_ratio: got } = points;
+  const common = { times, step: history.step, since: Math.min(now - 60, Math.max(history.since, history.step < 15 ? (times[0] ?? 0) : 0)), until: now };
+  const limits = part.map((one) => one ?? memory);
+  const most = Math.max(memory, ...limits) * 1.05;
+  return (
+    <>
+      <h3>{t("memory")}</h3>
+      <Chart {...common} label={t("memory")} values={used} most={most} limit={limits} format={bytes} />
+      <h3>{t("compute")}</h3>
+      <Chart {...common} label={t("compute")} values={got} most={1.02} limit={limit} format={percent} />
+    </>
+  );
+}
+
+/** A day or a month as the console has stored it, asked again as it grows. */
+function useStored(id: string, name: string, span: Span, now: number): History | null {
+  const [found, setFound] = useState<History | null>(null);
+  const round = Math.floor((now * 1000) / AGAIN);
+  useEffect(() => setFound(null), [id, span]);
+  useEffect(() => {
+    if (span === "recent") return;
+    let current = true;
+    void ask<History>("GET", `/grants/${encodeURIComponent(name)}/history?span=${span}`)
+      .then((history) => current && setFound(history))
+      .catch(() => undefined);
+    return () => {
+      current = false;
+    };
+  }, [id, span, round]);
+  return found;
+}
+
 /** The last minutes as the console has them, and then what comes. */
-function usePoints(grant: Grant, now: number): Record<string, Points> {
-  const points = useRef<Record<string, Points>>({});
+function useRecent(grant: Grant, now: number): History {
+  const history = useRef<History>({ step: 5, since: now - KEPT, slices: [] });
   const [, redraw] = useState(0);
   useEffect(() => {
     void ask<History>("GET", `/grants/${encodeURIComponent(grant.name ?? "")}/history`)
       .then((found) => {
-        for (const one of found.slices) points.current[one.gpu] = { times: one.times, used: one.used_bytes, got: one.got_ratio };
+        history.current = found;
         redraw((n) => n + 1);
       })
       .catch(() => undefined); // the lines begin now
   }, [grant.id]);
+  const found = history.current;
+  found.since = now - KEPT;
   for (const slice of grant.slices) {
-    const known = (points.current[slice.gpu] ??= { times: [], used: [], got: [] });
+    let known = found.slices.find((one) => one.gpu === slice.gpu);
+    if (!known) found.slices.push((known = { gpu: slice.gpu, times: [], used_bytes: [], part_bytes: [], got_ratio: [] }));
     if ((known.times.at(-1) ?? 0) >= now) continue;
     known.times.push(now);
-    known.used.push(slice.used_bytes);
-    known.got.push(slice.got_ratio);
-    while ((known.times[0] ?? now) < now - KEPT) {
+    known.used_bytes.push(slice.used_bytes);
+    known.part_bytes.push(slice.memory_bytes);
+    known.got_ratio.push(slice.got_ratio);
+    while ((known.times[0] ?? now) < found.since) {
       known.times.shift();
-      known.used.shift();
-      known.got.shift();
+      known.used_bytes.shift();
+      known.part_bytes.shift();
+      known.got_ratio.shift();
     }
   }
-  return points.current;
+  return { ...found };
 }
 
 interface Wanted {
