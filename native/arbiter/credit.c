@@ -1,5 +1,6 @@
 #include "credit.h"
 
+#include "mps.h"
 #include "processes.h"
 
 #include <errno.h>
@@ -253,7 +254,7 @@ static struct turns_settings settings_of(const struct grant *grant, uint32_t sli
 		.policy = (enum aliquot_policy)atomic_load(&limits->policy),
 		.priority = (enum aliquot_priority)atomic_load(&limits->priority),
 		.grant_state = grant_state(grant),
-		.mps = grant->record->mps,
+		.mps = grant->record->mps && mps_overlaps(),
 	};
 }
 
@@ -294,7 +295,7 @@ int credit_add_grant(struct grant *grant)
 	memcpy(added->together, grant->record->together, sizeof(added->together) - 1);
 	pthread_mutex_lock(&credit->lock);
 	struct contender *joint = find_group(credit, added);
-	if (grant->record->mps && grant->gpus[0])
+	if (grant->record->mps && mps_overlaps() && grant->gpus[0])
 		joint = find_client(credit, added->owner_uid, turns_of(grant, 0));
 	for (uint32_t i = 0; i < grant->slice_count; i++) {
 		struct credit_slice *slice = &added->slices[i];

@@ -27,6 +27,10 @@ bool mps_is_policy(const char *text);
 /* Whether that policy allows it on the GPU. NULL: all. */
 bool mps_is_allowed(const char *policy, const uint8_t uuid[16]);
 
+/* Whether slices of one server overlap (turns_overlap.c): an experiment, which ALIQUOT_MPS_OVERLAP=1 in the
+ * arbiter's environment begins. Otherwise they take turns as soft slices do. */
+bool mps_overlaps(void);
+
 /* Whether a new grant may have its slice of this GPU; false and `failure` if not. */
 bool mps_check(const struct arbiter *arbiter, const struct gpu *gpu,
                const struct control_request *request, struct failure *failure);

@@ -153,9 +153,9 @@ IsolationOption = Annotated[
     Isolation,
     typer.Option(
         "--isolation",
-        help="What keeps its slice apart from others of the GPU. soft: turns; mps: kernels of your "
-        "own slices run at the same time, and a failure of one program ends the GPU work of all "
-        "(docs/isolation.md); hardware: not made here, the refusal says what to do.",
+        help="What keeps its slice apart from others of the GPU. soft: turns; mps: the same as "
+        "a client of an MPS server, on which a failure of one program ends the GPU work of all of "
+        "yours (docs/isolation.md); hardware: not made here, the refusal says what to do.",
     ),
 ]
 

@@ -53,7 +53,7 @@ PERIOD_SECONDS = 1.0
 _SOON_SECONDS = 0.05  # while it starts
 _QUIT_SECONDS = 10.0
 _END_SECONDS = 2.0
-_ARBITER_AWAY_SECONDS = 60.0
+_ARBITER_AWAY_SECONDS = 20.0
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 _PID_FILE = "nvidia-cuda-mps-control.pid"
@@ -308,7 +308,7 @@ def wants_server(
     """Whether a grant of this user is for clients of the server of a GPU.
 
     While no arbiter runs, the grants that it left count: the next one adopts them. If none comes
-    for a minute they do not.
+    for 20 s they do not.
     """
     known, seen = True, clock()
 
