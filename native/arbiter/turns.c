@@ -220,7 +220,8 @@ static void take_turns(struct turns *turns, uint64_t now)
 		active += contender->active;
 	}
 	turns->round_ns = active * WINDOW_USUAL_NS > ROUND_NS ? active * WINDOW_USUAL_NS : ROUND_NS;
-	turns_measure_overlapping(turns, now);
+	if (turns_measure_overlapping(turns, now))
+		contender_end_window(turns->holder, false, now);
 	if (turns->holder)
 		gather_companions(turns, now);
 	struct contender *next = choose_next(turns);

@@ -14,9 +14,6 @@
  * A `hard` slice never overlaps: its part of the clock is for it alone. */
 #include "turns_parts.h"
 
-/* A client overlaps with others after it had the GPU for itself for this long. What it was estimated to take
- * before it was measured at all says nothing: the first half does not count. */
-#define MEASURED_LEAST_NS (1000 * MILLISECOND_NS)
 /* Later one has it for itself so often, for so long: at most, and for each percent of its weight. */
 #define MEASURE_EVERY_NS (500 * MILLISECOND_NS)
 #define MEASURE_MOST_NS (10 * MILLISECOND_NS)
@@ -39,12 +36,6 @@
 #define AHEAD_MOST_NS (3 * MILLISECOND_NS)
 /* How far one can fall behind, for each percent of its weight: more than a measurement costs. */
 #define BEHIND_MOST_NS (2.0 * (double)MILLISECOND_NS)
-
-bool contender_overlaps(const struct contender *contender)
-{
-	return contender->settings.mps && !contender_is_hard(contender) &&
-	       contender->measured_ns >= MEASURED_LEAST_NS && contender->turns->measured == NULL;
-}
 
 static double rate_of_sums(const struct turns_sums *sums)
 {
@@ -198,7 +189,7 @@ static struct contender *find_unmeasured(const struct turns *turns)
 	return count > 1 ? found : NULL;
 }
 
-void turns_measure_overlapping(struct turns *turns, uint64_t now)
+bool turns_measure_overlapping(struct turns *turns, uint64_t now)
 {
 	struct contender *measured = turns->measured;
 	if (measured) {
@@ -208,12 +199,11 @@ void turns_measure_overlapping(struct turns *turns, uint64_t now)
 			measured->measured_at = now;
 			turns_forget_measured(turns, now);
 		}
-		return;
+		return false;
 	}
 	if (!turns->holder || !contender_overlaps(turns->holder) || now < turns->measure_at)
-		return;
+		return false;
 	turns->measured = find_unmeasured(turns);
 	turns->measure_at = turns->measured ? now : now + MEASURE_EVERY_NS;
-	if (turns->measured)
-		contender_end_window(turns->holder, false, now);
+	return turns->measured;
 }

@@ -15,6 +15,12 @@ bool contender_is_hard(const struct contender *contender)
 	return contender->settings.policy == ALIQUOT_HARD;
 }
 
+bool contender_overlaps(const struct contender *contender)
+{
+	return contender->settings.mps && !contender_is_hard(contender) &&
+	       contender->measured_ns >= MEASURED_LEAST_NS && contender->turns->measured == NULL;
+}
+
 /* Of the same priority, or a background contender would share the window of a normal one. */
 bool contender_is_companion(const struct contender *one, const struct contender *other)
 {

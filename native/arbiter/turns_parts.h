@@ -20,12 +20,18 @@
 /* A holder that usually has new work sooner than this keeps its window. */
 #define TURNS_GAP_MOST_NS (400 * MICROSECOND_NS)
 
+/* A client of an MPS server overlaps with others after it had the GPU for itself for this long. What it was
+ * estimated to take before it was measured at all says nothing: the first half does not count. */
+#define MEASURED_LEAST_NS (1000 * MILLISECOND_NS)
+
 #define EACH(one, of) for (struct contender *one = (of)->contenders; one; one = one->next)
 #define EACH_WORKER(one, of) for (struct worker *one = (of)->workers; one; one = one->next)
 /* The others of its group. */
 #define EACH_JOINT(one, of) for (struct contender *one = (of)->joint; one != (of); one = one->joint)
 
 bool contender_is_hard(const struct contender *contender);
+/* Whether its kernels may run at the same time as those of others of its group. */
+bool contender_overlaps(const struct contender *contender);
 /* Whether two of a group hold their GPU together. */
 bool contender_is_companion(const struct contender *one, const struct contender *other);
 /* Whether it comes first because its group holds another GPU: not if it is far ahead of the others. */
@@ -73,8 +79,6 @@ void contender_forget_debt(struct contender *contender);
 /* Records the wait for credit that has just ended. */
 void contender_count_wait(struct contender *contender, uint64_t now);
 
-/* Whether its kernels may run at the same time as those of others of its group. */
-bool contender_overlaps(const struct contender *contender);
 /* Notes what it did since the last look; `passed` as above. */
 void contender_note_progress(struct contender *contender, uint64_t finished_ns, uint64_t passed);
 /* Whether it has progressed so far beyond its companions that it gets no more credit for now. */
@@ -83,8 +87,9 @@ bool contender_is_ahead(const struct contender *contender);
 uint64_t contender_ahead_ns(const struct contender *contender, uint64_t usual_ns);
 /* The part of the time that it is said to have used, of that in which several work. */
 double contender_used_ns(const struct contender *contender);
-/* Now and then has one of those that work at the same time to itself, so that it is measured. */
-void turns_measure_overlapping(struct turns *turns, uint64_t now);
+/* Now and then has one of those that work at the same time to itself, so that it is measured. True: the
+ * holder's window must end for it. */
+bool turns_measure_overlapping(struct turns *turns, uint64_t now);
 uint64_t contender_measure_ns(const struct contender *contender);
 void turns_forget_measured(struct turns *turns, uint64_t now);
 /* Progress is not saved up: those that did not use their part fall behind so far and no further. */
