@@ -164,6 +164,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) >= _MOST_CONNECTIONS:
+            self.connections.discard(self)  # before it is closed: many may come at a time
             transport.abort()
         else:
             self.loop.call_later(_SECONDS_TO_ASK, self._end_if_silent)

@@ -336,9 +336,15 @@ def test_a_refusal_has_the_reason_for_every_node() -> None:
     assert "container 'main' asks for sliced: 80 GiB of each of 3 GPUs" in answer.message
 
 
+def test_bytes_that_are_written_instead_of_units_are_refused_with_the_unit() -> None:
+    answer = planner(make_node("n1", 2)).filter(make_pod(memory="8Gi"), ["n1"])
+    assert answer.reason == "InvalidAmount"
+    assert answer.message.endswith("Ask for less, in units of 256 MiB.")
+
+
 def test_too_large_says_the_maximum_in_the_units_of_the_request() -> None:
     of = planner(make_node("n1", 2, memory=79 * GIB), make_node("n2", 2, memory=16 * GIB))
-    answer = of.filter(make_pod(memory="8Gi"), ["n1", "n2"])
+    answer = of.filter(make_pod(memory="8Ki"), ["n1", "n2"])
     assert answer.reason == "TooLarge"
     assert answer.message.endswith(
         " Such a GPU has at most 79 GiB, aliquot.io/vcuda-memory: 316 for container 'main' in units"
