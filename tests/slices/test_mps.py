@@ -7,8 +7,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -212,6 +214,71 @@ def test_a_client_is_terminated_before_it_is_killed(
     watcher.look()
     mps.end_clients([os.getpid(), client.pid], driver)
     assert control.ask("terminated") == str(client.pid)
+
+
+ANSWERS = """
+import os, socket, sys, time
+with socket.socket(socket.AF_UNIX) as listener:
+    os.chdir(sys.argv[1])
+    listener.bind("control")
+    listener.listen()
+    print(flush=True)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            {answer}
+"""
+LIES = {
+    "no-pid": "connection.sendall(b'9' * 5000 + b' 4194305 -1 \\xb2')",
+    "no-end": "\n            while True: connection.sendall(b'1 ' * 4096)",
+    "nothing": "connection.recv(1)",
+}
+
+
+@pytest.fixture
+def liar(
+    request: pytest.FixtureRequest, short_tmp: Path, control: Control
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that answers in the place of its own daemon; a process of its own is its client."""
+    pipes = short_tmp / "lies"
+    pipes.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ANSWERS.format(answer=LIES[request.param]), str(pipes)],
+        env={**os.environ, **Control(control.program, pipes, pipes).variables},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("liar", LIES, indirect=True)
+def test_a_tenants_daemon_that_lies_keeps_nobody_from_ending_it(
+    driver: Driver, liar: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "_END_SECONDS", 3.0)
+    begun = time.monotonic()
+    mps.end_clients([liar.pid, liar.pid], driver)
+    assert time.monotonic() - begun < 50  # one command of those waited for a minute
+
+
+def test_commands_to_another_users_daemon_have_that_users_rights(
+    control: Control, short_tmp: Path
+) -> None:
+    says = short_tmp / "says"
+    says.write_text("#!/bin/sh\nid -u; id -G; env\n")
+    says.chmod(0o755)
+    theirs = replace(control, program=[str(says)], owner=(os.geteuid(), os.getegid()))
+    told = theirs.ask("get_server_list").splitlines()
+    assert "CUDA_MPS_PIPE_DIRECTORY=" + str(control.pipes) in told
+    assert not [line for line in told if line.startswith(("HOME=", "PYTEST"))]
+    if os.geteuid() == 0:
+        short_tmp.chmod(0o755)
+        theirs = replace(control, program=[str(says)], owner=(1234, 5678))
+        assert theirs.ask("get_server_list").splitlines()[:2] == ["1234", "5678"]
 
 
 @pytest.mark.parametrize("program", [["/nonexistent"], ["/bin/false"]])

@@ -26,7 +26,7 @@ from aliquot.devices import parse_shape
 from aliquot.model import Priority
 from aliquot.model.errors import AliquotError, MpsError
 from aliquot.slices import state_directory
-from aliquot.slices.mps_control import PIPES, Control, control_program
+from aliquot.slices.mps_control import LOGS, PIPES, Control, control_program
 from aliquot.slices.mps_state import MpsPhase
 from aliquot.slices.state_directory import StateDirectory
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 RECORD, WATCHER, JOIN, WATCHER_LOG = "record.json", "watcher", "join", "watcher.log"
 LOW_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
+CLIENT_VARIABLES = frozenset({PIPES, LOGS, LOW_PRIORITY})
 INSTEAD = "Or use --isolation soft."
 
 _LONGEST_SOCKET = 107 - len("/control_privileged")
@@ -44,6 +45,7 @@ _WAIT_SECONDS = 60.0  # until the clients of before are gone
 _START_SECONDS = 150.0
 _POLL_SECONDS = 0.05
 _TERMINATE_SECONDS = 5.0
+_END_SECONDS = 30.0  # for all clients of a grant together
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,33 +195,49 @@ def _start_watcher(state: StateDirectory, folder: ServerFolder) -> None:
 
 
 def end_clients(pids: Sequence[int], driver: Driver) -> None:
-    """End the GPU work of those that are clients, so that killing them harms no other client."""
+    """End the GPU work of those that are clients, so that killing them harms no other client.
+
+    It takes 30 s at most: a tenant's daemon that does not answer keeps nobody alive.
+    """
+    deadline = time.monotonic() + _END_SECONDS
     with suppress(AliquotError):
         program = control_program(driver)
-        for pid in pids:
-            with suppress(AliquotError, OSError):
-                _end_client(pid, program)
+        for control, asked in _daemons_of(pids, program).items():
+            with suppress(AliquotError):
+                _end_clients(control, asked, deadline)
 
 
-def _end_client(pid: int, program: Sequence[str]) -> None:
-    pipes = pipes_of(pid)
-    if pipes is None:
-        return
-    control = Control(program, pipes, pipes.parent / "log")
-    for server in control.servers():
-        if pid in control.clients(server):
-            control.terminate(server, pid, _TERMINATE_SECONDS)
+def _daemons_of(pids: Sequence[int], program: Sequence[str]) -> dict[Control, set[int]]:
+    """The daemons that processes say they are clients of, with the processes of each."""
+    found: dict[Control, set[int]] = {}
+    for pid in pids:
+        with suppress(OSError, ValueError):
+            process = Path(f"/proc/{pid}").stat()
+            if (pipes := _pipes_of(pid)) is not None:
+                owner = None if process.st_uid == os.geteuid() else (process.st_uid, process.st_gid)
+                control = Control(tuple(program), pipes, pipes.parent / "log", owner)
+                found.setdefault(control, set()).add(pid)
+    return found
 
 
-def pipes_of(pid: int) -> Path | None:
-    """The pipe directory that a process was started with, if it is one of its own user's."""
+def _end_clients(control: Control, asked: set[int], deadline: float) -> None:
+    def left() -> float:
+        return deadline - time.monotonic()
+
+    for server in control.servers(left()):
+        for pid in asked.intersection(control.clients(server, left())):
+            with suppress(MpsError):
+                control.terminate(server, pid, min(_TERMINATE_SECONDS, left()))
+
+
+def _pipes_of(pid: int) -> Path | None:
+    """The pipe directory that a process was started with."""
     content = Path(f"/proc/{pid}/environ").read_bytes()
     for variable in content.split(b"\0"):
         name, _, value = variable.partition(b"=")
-        if name.decode("ascii", "replace") == PIPES and value:
+        if name == PIPES.encode() and value:
             pipes = Path(os.fsdecode(value))
-            is_theirs = pipes.stat().st_uid == Path(f"/proc/{pid}").stat().st_uid
-            return pipes if is_theirs and pipes.is_absolute() else None
+            return pipes if pipes.is_absolute() else None
     return None
 
 
