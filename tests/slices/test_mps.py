@@ -157,6 +157,22 @@ def test_a_killed_watchers_daemon_is_adopted(
     assert watcher.state.server == second.state.server
 
 
+@pytest.mark.parametrize("wrong", ["others can write", "a link"])
+def test_a_folder_that_others_could_have_made_has_no_servers(short_tmp: Path, wrong: str) -> None:
+    state = StateDirectory(short_tmp, parse_shape("h100:1"))
+    made = mps.server_folder(state, GPU)
+    made.path.parent.mkdir()
+    mps.make_folder(made, simulated=True)
+    (made.path / mps.RECORD).write_text("{}")
+    assert mps.server_folders(state) == [made]
+    if wrong == "a link":
+        made.path.parent.rename(short_tmp / "elsewhere")
+        made.path.parent.symlink_to(short_tmp / "elsewhere")
+    else:
+        made.path.parent.chmod(0o777)
+    assert mps.server_folders(state) == []
+
+
 SAYS = """
 import sys
 sys.stderr.write("before\\n"); sys.stderr.flush()

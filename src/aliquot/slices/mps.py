@@ -95,9 +95,12 @@ def server_folder(state: StateDirectory, gpu: str) -> ServerFolder:
 
 
 def server_folders(state: StateDirectory) -> list[ServerFolder]:
-    """Those that exist."""
+    """Those that exist. A folder with their name that another user has made has none."""
+    base = base_folder(state)
     try:
-        found = sorted(base_folder(state).iterdir())
+        if not state_directory.is_private(base.lstat()):
+            return []
+        found = sorted(base.iterdir())
     except OSError:
         return []
     return [ServerFolder(path, path.name) for path in found if (path / RECORD).exists()]
