@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -23,7 +26,7 @@ from aliquot.slices.mps import ServerFolder
 from aliquot.slices.mps_control import Control
 from aliquot.slices.mps_state import MpsClient, MpsPhase
 from aliquot.slices.state_directory import StateDirectory
-from support import uuid_of
+from support import uuid_of, wait_until
 
 GPU = uuid_of(0)
 LOADS = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.read()"
@@ -123,7 +126,7 @@ def test_a_server_is_started_again_when_its_daemon_died(
     watcher.wait_for_start()
     assert phase(folder) is MpsPhase.READY
     assert control.servers() != [server]
-    assert procfs.started_at(server) is None
+    wait_until(lambda: procfs.started_at(server) is None, 60)
 
 
 def test_a_server_whose_folder_is_gone_ends_at_once(
@@ -133,7 +136,7 @@ def test_a_server_whose_folder_is_gone_ends_at_once(
     shutil.rmtree(folder.path)
     watcher.tend()
     assert not watcher.is_needed
-    assert procfs.started_at(server) is None
+    wait_until(lambda: procfs.started_at(server) is None, 60)
 
 
 def test_without_an_arbiter_a_server_is_wanted_for_a_while(short_tmp: Path) -> None:
@@ -155,6 +158,118 @@ def test_a_killed_watchers_daemon_is_adopted(
     second.wait_for_start()
     assert control.servers() == server
     assert watcher.state.server == second.state.server
+
+
+REFUSES = """#!/bin/sh
+test -e {flag} && exit 1
+exec {program} "$@"
+"""
+
+
+@pytest.fixture
+def silence(short_tmp: Path) -> Path:
+    """While this file exists, commands to the daemon of `moody` fail."""
+    return short_tmp / "silence"
+
+
+@pytest.fixture
+def moody(control: Control, silence: Path, short_tmp: Path) -> Control:
+    program = short_tmp / "program"
+    program.write_text(REFUSES.format(flag=silence, program=shlex.join(control.program)))
+    program.chmod(0o755)
+    return replace(control, program=[str(program)])
+
+
+def test_a_daemon_that_does_not_answer_is_not_taken_for_a_dead_one(
+    folder: ServerFolder,
+    control: Control,
+    moody: Control,
+    silence: Path,
+    client: subprocess.Popen[bytes],
+) -> None:
+    first = mps_watcher.Watcher(folder, moody, lambda: True)
+    try:
+        first.begin()
+        first.wait_for_start()
+        adopting = mps_watcher.Watcher(folder, moody, lambda: True)
+        adopting.begin()
+        adopting.wait_for_start()
+        server = control.servers()
+        for watcher in (first, adopting):
+            watcher.look()
+            silence.touch()
+            watcher.look()
+            assert (phase(folder), folder.record()["clients"]) == (MpsPhase.SILENT, [client.pid])
+            assert "does not answer" in folder.record()["why"]
+            silence.unlink()
+            watcher.look()
+            assert (phase(folder), folder.record()["clients"]) == (MpsPhase.READY, [client.pid])
+        assert control.servers() == server
+    finally:
+        first.quit()
+
+
+def test_an_adopted_daemon_whose_folder_is_gone_is_ended(
+    folder: ServerFolder, control: Control, watcher: mps_watcher.Watcher
+) -> None:
+    adopting = mps_watcher.Watcher(folder, control, lambda: True)
+    adopting.begin()
+    adopting.wait_for_start()
+    daemon = folder.record()["daemon"]
+    shutil.rmtree(folder.path)
+    adopting.tend()
+    wait_until(lambda: procfs.started_at(daemon) is None, 60)
+    assert not adopting.is_needed
+
+
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_record_that_cannot_be_written_lets_nobody_join_until_it_can(
+    folder: ServerFolder,
+    control: Control,
+    watcher: mps_watcher.Watcher,
+    client: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watcher.look()
+    in_the_way = folder.path / f".{mps.RECORD}"
+    in_the_way.mkdir()
+    control.ask("simulate_fault")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", FullDisk())
+        watcher.tend()
+    assert folder.record() == {}
+    in_the_way.rmdir()
+    watcher.tend()
+    assert (phase(folder), folder.record()["old"]) == (MpsPhase.DRAINING, [client.pid])
+
+
+def test_a_command_that_is_stopped_while_it_joins_keeps_no_failure_from_being_told(
+    folder: ServerFolder,
+    control: Control,
+    watcher: mps_watcher.Watcher,
+    wanted: list[bool],
+    client: subprocess.Popen[bytes],
+) -> None:
+    watcher.look()
+    wanted[0] = False
+    with mps.locked(folder.path / mps.JOIN, seconds=0):
+        control.ask("simulate_fault")
+        watcher.look()
+    assert (phase(folder), folder.record()["old"]) == (MpsPhase.DRAINING, [client.pid])
+    assert watcher.state.unwanted_since is None, "the command that joins has it wanted"
+
+
+def test_who_asks_whether_a_server_is_watched_is_not_taken_for_its_watcher(
+    folder: ServerFolder,
+) -> None:
+    with mps.locked(folder.path / mps.WATCHER, seconds=0, shared=True):
+        assert not folder.is_watched()
+    with mps.locked(folder.path / mps.WATCHER, seconds=0):
+        assert folder.is_watched()
 
 
 @pytest.mark.parametrize("wrong", ["others can write", "a link"])

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ LOW_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
 CLIENT_VARIABLES = frozenset({PIPES, LOGS, LOW_PRIORITY})
 INSTEAD = "Or use --isolation soft."
 
+_REFUSING = {MpsPhase.DRAINING, MpsPhase.SILENT}
 _LONGEST_SOCKET = 107 - len("/control_privileged")
 _WAIT_SECONDS = 60.0  # until the clients of before are gone
 _START_SECONDS = 150.0
@@ -69,7 +70,7 @@ class ServerFolder:
     def is_watched(self) -> bool:
         """Whether its watcher lives."""
         try:
-            with locked(self.path / WATCHER, wait=False):
+            with locked(self.path / WATCHER, seconds=0.0, shared=True):
                 return False
         except BlockingIOError:
             return True
@@ -119,11 +120,20 @@ def make_folder(folder: ServerFolder, *, simulated: bool) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a file; BlockingIOError if another process has it, without `wait`."""
+def locked(path: Path, *, seconds: float, shared: bool = False) -> Iterator[None]:
+    """Hold the lock of a file; BlockingIOError if another process has it for so long."""
+    deadline = time.monotonic() + seconds
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        while True:
+            try:
+                fcntl.flock(handle, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
         yield
     finally:
         os.close(handle)
@@ -151,7 +161,7 @@ def join(
     make_folder(folder, simulated=state.shape is not None)
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
-        with locked(folder.path / JOIN):
+        with _joining(folder):
             if not folder.is_watched():
                 _start_watcher(state, folder)
             record = folder.record()
@@ -159,17 +169,33 @@ def join(
                 return client_variables(control, priority)
         if time.monotonic() > deadline:
             raise MpsError(
-                f"the MPS server of {gpu} accepts no client: {_obstacle(record)}", INSTEAD
+                f"the MPS server of {gpu} accepts no client: {_obstacle(folder, record)}", INSTEAD
             )
         time.sleep(_POLL_SECONDS)
 
 
-def _obstacle(record: dict[str, Any]) -> str:
+@contextmanager
+def _joining(folder: ServerFolder) -> Iterator[None]:
+    """Hold the lock of those that join; MpsError if one of them has it for too long."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder.path / JOIN, seconds=_START_SECONDS))
+        except BlockingIOError as error:
+            raise MpsError(
+                f"another command has been joining the MPS server of {folder.gpu} for"
+                f" {_START_SECONDS:g} s",
+                f"It may be stopped: see who has {folder.path / JOIN} open. {INSTEAD}",
+            ) from error
+        yield
+
+
+def _obstacle(folder: ServerFolder, record: dict[str, Any]) -> str:
     old = record.get("old") or []
     if old:
         pids = ", ".join(map(str, old))
         return f"{record.get('why')}; it waits until the programs of before have ended: {pids}"
-    return str(record.get("why") or record.get("phase") or "its watcher does not answer")
+    nothing = f"its watcher has written no {folder.path / RECORD}: the disk may be full"
+    return str(record.get("why") or record.get("phase") or nothing)
 
 
 def _start_watcher(state: StateDirectory, folder: ServerFolder) -> None:
@@ -245,11 +271,11 @@ def _pipes_of(pid: int) -> Path | None:
 
 
 def failures(state: StateDirectory) -> Iterator[str]:
-    """A sentence for each server of this user that has failed and still waits for its clients."""
+    """A sentence for each server of this user that accepts no clients though it has started."""
     for folder in server_folders(state):
         record = folder.record()
-        if record.get("phase") == MpsPhase.DRAINING and folder.is_watched():
-            yield f"the MPS server of {folder.gpu} accepts no client: {_obstacle(record)}"
+        if record.get("phase") in _REFUSING and folder.is_watched():
+            yield f"the MPS server of {folder.gpu} accepts no client: {_obstacle(folder, record)}"
 
 
 def main(arguments: Sequence[str]) -> int:
