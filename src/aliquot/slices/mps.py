@@ -45,7 +45,7 @@ _LONGEST_SOCKET = 107 - len("/control_privileged")
 _WAIT_SECONDS = 60.0  # until the clients of before are gone
 _START_SECONDS = 150.0
 _POLL_SECONDS = 0.05
-_TERMINATE_SECONDS = 5.0
+_TERMINATE_SECONDS = 10.0
 _END_SECONDS = 30.0  # for all clients of a grant together
 
 
