@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aliquot import slices
 from aliquot.model import Amount, Isolation, Request
 from aliquot.model.errors import InvalidValueError
 from aliquot.model.job import Job
 from aliquot.model.owner import Owner
 from aliquot.model.request import SwapDefault
 from aliquot.pool.account import Surroundings
-from aliquot.pool.clients import ServerError, join_server
+from aliquot.pool.clients import ServerError, end_work, join_server
 from aliquot.pool.encoding import Submission, decode_submission, encode_submission
 from support import GIB
 
@@ -73,6 +76,14 @@ def test_what_a_users_process_says_of_its_server_is_not_believed(
     assert launch["environment"] == {}
     assert len(refused.value.message) <= 1000
     assert refused.value.message.isprintable()
+
+
+def test_what_an_upgrade_has_replaced_keeps_no_worker_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "aliquot.slices.mps", None)
+    monkeypatch.delattr(slices, "mps", raising=False)
+    end_work({**LAUNCH, "driver": {"cuda": "/a", "nvml": "/b"}}, [os.getpid()])
 
 
 def test_the_command_of_a_job_is_a_client(pool: PoolUp) -> None:

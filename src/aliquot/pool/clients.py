@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +70,16 @@ def _variables(output: str) -> dict[str, str]:
 
 
 def end_work(launch: dict[str, Any], pids: Sequence[int]) -> None:
-    """End the GPU work of those that are clients, so that killing them harms no other client."""
+    """End the GPU work of those that are clients, so that killing them harms no other client.
+
+    Whatever fails here, they are killed: an upgrade may have replaced what is imported only now.
+    """
     wanted = launch.get("mps")
     if wanted is None:
         return
-    from aliquot.slices import mps  # noqa: PLC0415 - keeps the start of the worker fast
+    with suppress(Exception):
+        from aliquot.slices import mps  # noqa: PLC0415 - keeps the start of the worker fast
 
-    shape = None if wanted["simulate"] is None else parse_shape(wanted["simulate"])
-    driver = launch["driver"]
-    mps.end_clients(pids, Driver(Path(driver["cuda"]), Path(driver["nvml"]), shape))
+        shape = None if wanted["simulate"] is None else parse_shape(wanted["simulate"])
+        driver = launch["driver"]
+        mps.end_clients(pids, Driver(Path(driver["cuda"]), Path(driver["nvml"]), shape))
