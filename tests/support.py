@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from aliquot.model import ComputeUse, Gpu, GpuProcess, Grant, Slice, SliceUse
 from aliquot.slices.arbiter_status import SharedGpu
@@ -41,6 +42,43 @@ def on_this_machine(seconds: float) -> float:
     while time.thread_time() - used < 0.05:
         pass
     return seconds * max(1.0, (time.monotonic() - begun) / 0.05)
+
+
+class Stopwatch:
+    """How long something takes, and how much slower this machine was meanwhile than an idle one.
+
+    Not for what keeps this process itself busy: that would count as another program's work.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._wall, self._used = 0.0, 0.0
+        self._done = threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._begun = time.monotonic()
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.monotonic() - self._begun
+        self._done.set()
+        self._watching.join()
+
+    def limit(self, seconds: float) -> float:
+        """What is so many seconds on an idle machine, on this one in that time."""
+        return seconds * max(1.0, self._wall / self._used)
+
+    def _watch(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._done.wait(0.02)
+            begun, used = time.monotonic(), time.thread_time()
+            while time.thread_time() - used < 0.002:
+                pass
+            self._wall += time.monotonic() - begun
+            self._used += time.thread_time() - used
 
 
 def uuid_of(index: int) -> str:

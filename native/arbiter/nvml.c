@@ -328,16 +328,26 @@ static void begin_session(struct nvml *nvml)
 	}
 }
 
+/* Not every driver lists clients of MPS servers. But where there were some a list that fails says nothing: their
+ * memory would be taken for free. */
+static bool append_mps_clients(struct nvml *nvml, struct gpu *gpu, size_t *used)
+{
+	size_t before = *used;
+	if (nvml->mps_list && !append_clients(nvml, nvml->mps_list, true, gpu->device, used))
+		return !gpu->has_mps_clients;
+	gpu->has_mps_clients = *used > before;
+	return true;
+}
+
 struct gpu_snapshot *nvml_snapshot(struct nvml *nvml, unsigned gpu)
 {
 	nvmlDevice_t device = nvml->gpus[gpu].device;
 	struct gpu_snapshot read = {.asked_at = loop_now()};
 	uint64_t total;
 	size_t used = 0;
-	read.told = device && append_clients(nvml, nvml->compute_list, true, device, &used);
-	/* Clients of MPS servers and graphics processes are optional: not every driver lists them. */
-	if (read.told && nvml->mps_list)
-		append_clients(nvml, nvml->mps_list, true, device, &used);
+	read.told = device && append_clients(nvml, nvml->compute_list, true, device, &used) &&
+	            append_mps_clients(nvml, &nvml->gpus[gpu], &used);
+	/* Graphics processes are optional: not every driver lists them. */
 	if (read.told && nvml->graphics_list)
 		append_clients(nvml, nvml->graphics_list, false, device, &used);
 	if (used)

@@ -45,6 +45,7 @@ struct gpu {
 	uint64_t context_bytes; /* size of one context, the smallest measured; 0: not yet known */
 	bool estimates;         /* there was a context, and NVML had no figure for it (measure.h) */
 	struct gpu_figures figures;
+	bool has_mps_clients; /* for nvml_snapshot alone: when NVML last listed them */
 	uint64_t compared_at; /* unjoined.h's: the snapshot that was last compared with the cgroups */
 };
 

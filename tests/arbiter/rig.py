@@ -57,6 +57,9 @@ class Machine:
     def fail_lists(self, *, fail: bool = True) -> None:
         self._set("broken", "broken" if fail else None)
 
+    def fail_mps_lists(self, *, fail: bool = True) -> None:
+        self._set("no-mps", "no-mps" if fail else None)
+
     def hang(self, *, hung: bool = True) -> None:
         """Make NVML answer nothing, or answer again."""
         self._set("hung", "hung" if hung else None)

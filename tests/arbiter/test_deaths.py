@@ -17,7 +17,7 @@ import pytest
 
 from arbiter import wire
 from arbiter.rig import contend
-from support import GIB, on_this_machine, wait_until
+from support import GIB, Stopwatch, on_this_machine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,12 +83,13 @@ class TestBackground:
     ) -> None:
         pair = contend(background, tenants, (25, 75))
         before = kill(background, *dead)
-        killed_at = time.monotonic()
         if dead != ("parent", "guard"):  # no program is held for longer than a moment
-            done = [tenant.done() for tenant in pair]
-            wait_until(lambda: all(one.done() > n + 10 for one, n in zip(pair, done, strict=True)))
-            took = time.monotonic() - killed_at
-            assert took < on_this_machine(2)
+            with Stopwatch() as took:
+                done = [tenant.done() for tenant in pair]
+                wait_until(
+                    lambda: all(one.done() > n + 10 for one, n in zip(pair, done, strict=True))
+                )
+            assert took.seconds < took.limit(2)
         if dead == ("parent", "guard"):  # the arbiter ends with its parent, and nobody is left
             arbiter_end = before["arbiter"]
             wait_until(lambda: not Path(f"/proc/{arbiter_end}").exists())
@@ -149,7 +150,7 @@ class TestForeground:
         killed_at = time.monotonic_ns()
         took = max(tenant.opened_at() - killed_at for tenant in pair) / 1e9
         assert took < on_this_machine(0.5)
-        assert select.select([guard], [], [], 20)[0]
+        assert select.select([guard], [], [], 60)[0]
         os.close(guard)
         arbiter.kill_is_done()
         arbiter.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +12,10 @@ import pytest
 from arbiter import wire
 from arbiter.rig import GPU
 from arbiter.test_move import make
-from support import GIB, wait_until
+from support import GIB, MIB, wait_until
 
 if TYPE_CHECKING:
-    from arbiter.rig import Arbiter
+    from arbiter.rig import Arbiter, Machine
     from arbiter.test_move import Tenants
 
 
@@ -32,6 +34,12 @@ def step(arbiter: Arbiter, name: str) -> str:
     grant = arbiter.grant(name)
     assert grant
     return str(grant["parking"])
+
+
+def refused(grant: Path) -> bool:
+    """Whether calls for memory of its programs are out of memory."""
+    at = wire.LIMITS_HEADER.size + wire.REFUSED_AT
+    return (grant / "limits").read_bytes()[at : at + 4] != bytes(4)
 
 
 def test_a_slice_says_how_long_it_may_be_off_its_gpu(arbiter: Arbiter) -> None:
@@ -64,9 +72,8 @@ def test_a_background_program_is_not_ended_for_what_is_not_its_own_fault(
     assert holder.tell("cannot-leave", HOST_FULL) == "fails"
     waits = directory(stopped_arbiter, "waits", 60 * GIB)
     assert wire.exchange(waits, wire.hello_message()).value == wire.PARKED
-    at = wire.LIMITS_HEADER.size + wire.REFUSED_AT
     # After two failures it counts as unwilling, and who waits is answered. It is not ended.
-    wait_until(lambda: (waits / "limits").read_bytes()[at : at + 4] != bytes(4), 120)
+    wait_until(lambda: refused(waits), 120)
     assert holder.tell("done", 0) == "0"
     assert "is ended" not in stopped_arbiter.log.read_text()
 
@@ -84,3 +91,25 @@ def test_one_that_seems_idle_and_never_moves_is_not_the_only_one_that_is_asked(
     assert wire.exchange(waits, wire.hello_message()).value == wire.PARKED
     wait_until(lambda: step(stopped_arbiter, "silent") == "leaving")
     wait_until(lambda: step(stopped_arbiter, "busy") == "leaving", 50)
+
+
+@pytest.mark.timeout(240)
+def test_programs_that_die_all_the_time_keep_nobody_from_an_answer(
+    machine: Machine, stopped_arbiter: Arbiter, tenants: Tenants
+) -> None:
+    stopped_arbiter.start("--overcommit", "300")
+    dies = Path(stopped_arbiter.ask(f"make name=dies kept=1 slice={GPU},memory={GIB}")["directory"])
+    holder = tenants(directory(stopped_arbiter, "holds", 50 * GIB))
+    holder.hello()
+    os.kill(holder.pid, signal.SIGSTOP)
+    waits = directory(stopped_arbiter, "waits", 50 * GIB)
+    assert wire.exchange(waits, wire.hello_message()).value == wire.PARKED
+
+    def is_answered_while_one_dies() -> bool:
+        one = tenants(dies)
+        one.hello()
+        machine.list_process(one.pid, MIB)  # also when it is dead: its memory is there
+        one.kill()
+        return refused(waits)
+
+    wait_until(is_answered_while_one_dies, 120)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from arbiter.rig import GPU, OTHER_GPU, Arbiter
-from support import GIB, MIB
+from support import GIB, MIB, wait_until
+
+if TYPE_CHECKING:
+    from arbiter.rig import Machine
+    from arbiter.test_move import Tenants
 
 MAKE = f"make name=a kept=1 mps=1 slice={GPU},memory={8 * GIB}"
 
@@ -50,6 +56,25 @@ def test_its_programs_are_never_frozen(arbiter: Arbiter, state: str) -> None:
     assert answer["code"] == "mps-stays"
     assert "clients of an MPS server" in answer["error"]
     assert arbiter.status()["grants"][0]["state"] == "active"
+
+
+def test_a_list_of_clients_that_fails_gives_no_memory_back(
+    arbiter: Arbiter, machine: Machine, tenants: Tenants
+) -> None:
+    tenant = tenants(Path(arbiter.ask(MAKE)["directory"]))
+    tenant.hello()
+    tenant.tell("hold", 0, GIB)
+    machine.list_process(tenant.pid, 2 * GIB, kind="mps")
+    wait_until(lambda: arbiter.status()["grants"][0]["slices"][0]["driver_bytes"] == GIB)
+    machine.fail_mps_lists()
+    tenant.kill()
+    wait_until(lambda: arbiter.states() == ["ending"])
+    before = machine.count_lists()
+    wait_until(lambda: machine.count_lists() > before + 5)
+    assert arbiter.counted() == GIB
+    machine.fail_mps_lists(fail=False)
+    machine.drop_process(tenant.pid)
+    wait_until(lambda: arbiter.counted() == 0)
 
 
 @pytest.mark.parametrize(("policy", "allowed"), [("none", ()), (GPU, (GPU,)), ("all", None)])

@@ -39,6 +39,7 @@ observations = st.builds(
     clients=clients,
     gone=clients,
     wanted=st.booleans(),
+    answers=st.booleans(),
 )
 
 
@@ -62,6 +63,21 @@ def test_a_daemon_that_dies_takes_its_server_along_and_is_started_again() -> Non
     assert actions == (MpsAction.END_SERVER, MpsAction.TELL)
     state, actions = step(state, replace(seen, gone=frozenset({A, B})), 2.0)
     assert (state.phase, actions) == (MpsPhase.STARTING, (MpsAction.START_DAEMON,))
+
+
+def test_a_daemon_that_does_not_answer_changes_nothing_for_its_clients() -> None:
+    unknown = replace(QUIET, server=None, answers=False)
+    state, actions = step(READY, unknown, 1.0)
+    assert (state.phase, actions) == (MpsPhase.SILENT, ())
+    assert state.clients == {A, B}
+    again, _ = step(state, replace(QUIET, clients=frozenset({A})), 2.0)
+    assert (again.phase, again.clients, again.why) == (MpsPhase.READY, frozenset({A}), "")
+    failed, _ = step(state, replace(unknown, daemon_alive=False), 2.0)
+    assert (failed.phase, failed.old) == (MpsPhase.DRAINING, frozenset({A, B}))
+    unwanted = replace(unknown, gone=frozenset({A, B}), wanted=False)
+    state, _ = step(state, unwanted, 2.0)
+    state, actions = step(state, unwanted, 2.0 + LINGER_SECONDS)
+    assert (state.phase, actions) == (MpsPhase.ENDED, (MpsAction.QUIT,))
 
 
 def test_a_server_without_grants_ends_after_a_while() -> None:
@@ -103,5 +119,8 @@ def test_clients_of_a_failed_server_and_new_ones_never_meet(seen: list[MpsObserv
         if MpsAction.QUIT in actions:
             assert state.phase is MpsPhase.ENDED
             assert not state.clients or before.phase is MpsPhase.STARTING
-        if state.phase is MpsPhase.ENDED and before.phase in {MpsPhase.READY, MpsPhase.DRAINING}:
+        if state.phase is MpsPhase.ENDED and before.phase not in {
+            MpsPhase.STARTING,
+            MpsPhase.ENDED,
+        }:
             assert not one.wanted

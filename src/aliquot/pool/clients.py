@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aliquot.devices import Driver, parse_shape
 from aliquot.pool.account import become
 from aliquot.pool.processes import python_module
+from aliquot.slices.bounded_command import run_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from aliquot.pool.account import Account, Surroundings
 
 _START_SECONDS = 240.0
+_LONGEST_REASON = 1000
 
 
 class ServerError(Exception):
@@ -38,32 +41,45 @@ def join_server(launch: dict[str, Any], account: Account | None, inherited: Surr
     if wanted["gpu"] is None:
         raise ServerError("its grant has no GPU")
     simulate = [] if wanted["simulate"] is None else ["--simulate", wanted["simulate"]]
+    module = "aliquot.slices.mps"
+    command = python_module(module, launch["state"], wanted["gpu"], wanted["priority"], *simulate)
     try:
-        done = subprocess.run(
-            python_module(
-                "aliquot.slices.mps", launch["state"], wanted["gpu"], wanted["priority"], *simulate
-            ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_START_SECONDS,
-            check=False,
+        done = run_bounded(
+            command,
+            _START_SECONDS,
             preexec_fn=None if account is None else lambda: become(account, inherited),
         )
-        if done.returncode:
-            raise ServerError(done.stderr.strip() or "its MPS server cannot be joined")
-        launch["environment"].update(json.loads(done.stdout))
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        if done.code:
+            why = done.said[:_LONGEST_REASON]
+            raise ServerError(why or "its MPS server cannot be joined")
+        launch["environment"].update(_variables(done.output))
+    except (OSError, ValueError, RecursionError, subprocess.SubprocessError) as error:
         raise ServerError(f"its MPS server cannot be joined: {error}") from error
 
 
+def _variables(output: str) -> dict[str, str]:
+    """The variables of a client, from what a process of the job's user has written."""
+    from aliquot.slices import mps  # noqa: PLC0415 - keeps the start of the worker fast
+
+    found = json.loads(output)
+    if not isinstance(found, dict) or not found.keys() <= mps.CLIENT_VARIABLES:
+        raise ValueError("it does not say how")
+    if not all(isinstance(value, str) and "\0" not in value for value in found.values()):
+        raise ValueError("it does not say where")
+    return found
+
+
 def end_work(launch: dict[str, Any], pids: Sequence[int]) -> None:
-    """End the GPU work of those that are clients, so that killing them harms no other client."""
+    """End the GPU work of those that are clients, so that killing them harms no other client.
+
+    Whatever fails here, they are killed: an upgrade may have replaced what is imported only now.
+    """
     wanted = launch.get("mps")
     if wanted is None:
         return
-    from aliquot.slices import mps  # noqa: PLC0415 - keeps the start of the worker fast
+    with suppress(Exception):
+        from aliquot.slices import mps  # noqa: PLC0415 - keeps the start of the worker fast
 
-    shape = None if wanted["simulate"] is None else parse_shape(wanted["simulate"])
-    driver = launch["driver"]
-    mps.end_clients(pids, Driver(Path(driver["cuda"]), Path(driver["nvml"]), shape))
+        shape = None if wanted["simulate"] is None else parse_shape(wanted["simulate"])
+        driver = launch["driver"]
+        mps.end_clients(pids, Driver(Path(driver["cuda"]), Path(driver["nvml"]), shape))

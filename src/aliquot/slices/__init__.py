@@ -2,6 +2,7 @@
 
 - `arbiter_process`: starting the arbiter of a state directory, or becoming it.
 - `arbiter_status`: what an arbiter says of itself in its reply to `status`.
+- `bounded_command`: running a command that may hang or never stop writing.
 - `checkpoint`: freezing and thawing the processes of a grant, by the driver's checkpoint API.
 - `contexts`: how much of a GPU one CUDA context takes.
 - `control`: the client of the arbiter's control socket.

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from aliquot.devices import parse_shape
 from aliquot.model import Priority
 from aliquot.model.errors import AliquotError, MpsError
 from aliquot.slices import state_directory
-from aliquot.slices.mps_control import PIPES, Control, control_program
+from aliquot.slices.mps_control import LOGS, PIPES, Control, control_program
 from aliquot.slices.mps_state import MpsPhase
 from aliquot.slices.state_directory import StateDirectory
 
@@ -37,13 +37,16 @@ if TYPE_CHECKING:
 
 RECORD, WATCHER, JOIN, WATCHER_LOG = "record.json", "watcher", "join", "watcher.log"
 LOW_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
+CLIENT_VARIABLES = frozenset({PIPES, LOGS, LOW_PRIORITY})
 INSTEAD = "Or use --isolation soft."
 
+_REFUSING = {MpsPhase.DRAINING, MpsPhase.SILENT}
 _LONGEST_SOCKET = 107 - len("/control_privileged")
 _WAIT_SECONDS = 60.0  # until the clients of before are gone
 _START_SECONDS = 150.0
 _POLL_SECONDS = 0.05
-_TERMINATE_SECONDS = 5.0
+_TERMINATE_SECONDS = 10.0
+_END_SECONDS = 30.0  # for all clients of a grant together
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class ServerFolder:
     def is_watched(self) -> bool:
         """Whether its watcher lives."""
         try:
-            with locked(self.path / WATCHER, wait=False):
+            with locked(self.path / WATCHER, seconds=0.0, shared=True):
                 return False
         except BlockingIOError:
             return True
@@ -93,9 +96,12 @@ def server_folder(state: StateDirectory, gpu: str) -> ServerFolder:
 
 
 def server_folders(state: StateDirectory) -> list[ServerFolder]:
-    """Those that exist."""
+    """Those that exist. A folder with their name that another user has made has none."""
+    base = base_folder(state)
     try:
-        found = sorted(base_folder(state).iterdir())
+        if not state_directory.is_private(base.lstat()):
+            return []
+        found = sorted(base.iterdir())
     except OSError:
         return []
     return [ServerFolder(path, path.name) for path in found if (path / RECORD).exists()]
@@ -114,11 +120,20 @@ def make_folder(folder: ServerFolder, *, simulated: bool) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a file; BlockingIOError if another process has it, without `wait`."""
+def locked(path: Path, *, seconds: float, shared: bool = False) -> Iterator[None]:
+    """Hold the lock of a file; BlockingIOError if another process has it for so long."""
+    deadline = time.monotonic() + seconds
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        while True:
+            try:
+                fcntl.flock(handle, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
         yield
     finally:
         os.close(handle)
@@ -146,7 +161,7 @@ def join(
     make_folder(folder, simulated=state.shape is not None)
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
-        with locked(folder.path / JOIN):
+        with _joining(folder):
             if not folder.is_watched():
                 _start_watcher(state, folder)
             record = folder.record()
@@ -154,17 +169,33 @@ def join(
                 return client_variables(control, priority)
         if time.monotonic() > deadline:
             raise MpsError(
-                f"the MPS server of {gpu} accepts no client: {_obstacle(record)}", INSTEAD
+                f"the MPS server of {gpu} accepts no client: {_obstacle(folder, record)}", INSTEAD
             )
         time.sleep(_POLL_SECONDS)
 
 
-def _obstacle(record: dict[str, Any]) -> str:
+@contextmanager
+def _joining(folder: ServerFolder) -> Iterator[None]:
+    """Hold the lock of those that join; MpsError if one of them has it for too long."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder.path / JOIN, seconds=_START_SECONDS))
+        except BlockingIOError as error:
+            raise MpsError(
+                f"another command has been joining the MPS server of {folder.gpu} for"
+                f" {_START_SECONDS:g} s",
+                f"It may be stopped: see who has {folder.path / JOIN} open. {INSTEAD}",
+            ) from error
+        yield
+
+
+def _obstacle(folder: ServerFolder, record: dict[str, Any]) -> str:
     old = record.get("old") or []
     if old:
         pids = ", ".join(map(str, old))
         return f"{record.get('why')}; it waits until the programs of before have ended: {pids}"
-    return str(record.get("why") or record.get("phase") or "its watcher does not answer")
+    nothing = f"its watcher has written no {folder.path / RECORD}: the disk may be full"
+    return str(record.get("why") or record.get("phase") or nothing)
 
 
 def _start_watcher(state: StateDirectory, folder: ServerFolder) -> None:
@@ -193,42 +224,58 @@ def _start_watcher(state: StateDirectory, folder: ServerFolder) -> None:
 
 
 def end_clients(pids: Sequence[int], driver: Driver) -> None:
-    """End the GPU work of those that are clients, so that killing them harms no other client."""
+    """End the GPU work of those that are clients, so that killing them harms no other client.
+
+    It takes 30 s at most: a tenant's daemon that does not answer keeps nobody alive.
+    """
+    deadline = time.monotonic() + _END_SECONDS
     with suppress(AliquotError):
         program = control_program(driver)
-        for pid in pids:
-            with suppress(AliquotError, OSError):
-                _end_client(pid, program)
+        for control, asked in _daemons_of(pids, program).items():
+            with suppress(AliquotError):
+                _end_clients(control, asked, deadline)
 
 
-def _end_client(pid: int, program: Sequence[str]) -> None:
-    pipes = pipes_of(pid)
-    if pipes is None:
-        return
-    control = Control(program, pipes, pipes.parent / "log")
-    for server in control.servers():
-        if pid in control.clients(server):
-            control.terminate(server, pid, _TERMINATE_SECONDS)
+def _daemons_of(pids: Sequence[int], program: Sequence[str]) -> dict[Control, set[int]]:
+    """The daemons that processes say they are clients of, with the processes of each."""
+    found: dict[Control, set[int]] = {}
+    for pid in pids:
+        with suppress(OSError, ValueError):
+            process = Path(f"/proc/{pid}").stat()
+            if (pipes := _pipes_of(pid)) is not None:
+                owner = None if process.st_uid == os.geteuid() else (process.st_uid, process.st_gid)
+                control = Control(tuple(program), pipes, pipes.parent / "log", owner)
+                found.setdefault(control, set()).add(pid)
+    return found
 
 
-def pipes_of(pid: int) -> Path | None:
-    """The pipe directory that a process was started with, if it is one of its own user's."""
+def _end_clients(control: Control, asked: set[int], deadline: float) -> None:
+    def left() -> float:
+        return deadline - time.monotonic()
+
+    for server in control.servers(left()):
+        for pid in asked.intersection(control.clients(server, left())):
+            with suppress(MpsError):
+                control.terminate(server, pid, min(_TERMINATE_SECONDS, left()))
+
+
+def _pipes_of(pid: int) -> Path | None:
+    """The pipe directory that a process was started with."""
     content = Path(f"/proc/{pid}/environ").read_bytes()
     for variable in content.split(b"\0"):
         name, _, value = variable.partition(b"=")
-        if name.decode("ascii", "replace") == PIPES and value:
+        if name == PIPES.encode() and value:
             pipes = Path(os.fsdecode(value))
-            is_theirs = pipes.stat().st_uid == Path(f"/proc/{pid}").stat().st_uid
-            return pipes if is_theirs and pipes.is_absolute() else None
+            return pipes if pipes.is_absolute() else None
     return None
 
 
 def failures(state: StateDirectory) -> Iterator[str]:
-    """A sentence for each server of this user that has failed and still waits for its clients."""
+    """A sentence for each server of this user that accepts no clients though it has started."""
     for folder in server_folders(state):
         record = folder.record()
-        if record.get("phase") == MpsPhase.DRAINING and folder.is_watched():
-            yield f"the MPS server of {folder.gpu} accepts no client: {_obstacle(record)}"
+        if record.get("phase") in _REFUSING and folder.is_watched():
+            yield f"the MPS server of {folder.gpu} accepts no client: {_obstacle(folder, record)}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aliquot.model.errors import MpsError
+from aliquot.slices.bounded_command import run_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ PROGRAM = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 
 _ANSWER_SECONDS = 60.0  # also on a machine with too much to do
+_LONGEST_PID = 7  # decimal digits
 _FAULTED = {"FAULT", "FAULTED", "FAILED"}
 _PLACES = "/usr/bin:/bin:/usr/local/bin:/run/nvidia/driver/usr/bin:/home/kubernetes/bin/nvidia/bin"
 
@@ -44,11 +45,16 @@ def control_program(driver: Driver) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The control daemon with these directories."""
+    """The control daemon with these directories.
+
+    With `owner`, the user and group whose it is, commands have their rights and get nothing of this
+    process's environment: what answers there is theirs.
+    """
 
     program: Sequence[str]
     pipes: Path
     logs: Path
+    owner: tuple[int, int] | None = None
 
     @property
     def variables(self) -> dict[str, str]:
@@ -57,6 +63,8 @@ class Control:
 
     def environment(self) -> dict[str, str]:
         """Of the daemon and of its commands: this process's, without what is meant for tenants."""
+        if self.owner is not None:
+            return {"PATH": _PLACES, **self.variables}
         kept = {
             key: value
             for key, value in os.environ.items()
@@ -68,31 +76,30 @@ class Control:
     def ask(self, command: str, seconds: float = _ANSWER_SECONDS) -> str:
         """The answer to one command; MpsError if there is none."""
         try:
-            done = subprocess.run(
-                list(self.program),
-                input=f"{command}\n",
-                env=self.environment(),
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                check=False,
+            done = run_bounded(
+                self.program, seconds, f"{command}\n", env=self.environment(), **self._rights()
             )
-        except (OSError, subprocess.TimeoutExpired, UnicodeError) as error:
+        except OSError as error:
             raise MpsError(
                 f"the MPS control daemon does not answer {command!r}: {error}"
             ) from error
-        if done.returncode:
-            said = (done.stderr or done.stdout).strip()
-            raise MpsError(f"the MPS control daemon refuses {command!r}: {said}")
-        return done.stdout.strip()
+        if done.code:
+            raise MpsError(f"the MPS control daemon refuses {command!r}: {done.said}")
+        return done.output.strip()
 
-    def servers(self) -> list[int]:
+    def _rights(self) -> dict[str, Any]:
+        if self.owner is None:
+            return {}
+        user, group = self.owner
+        return {"user": user, "group": group, "extra_groups": [], "cwd": "/"}
+
+    def servers(self, seconds: float = _ANSWER_SECONDS) -> list[int]:
         """The pids of its servers."""
-        return _numbers(self.ask("get_server_list"))
+        return _numbers(self.ask("get_server_list", seconds))
 
-    def clients(self, server: int) -> list[int]:
+    def clients(self, server: int, seconds: float = _ANSWER_SECONDS) -> list[int]:
         """The pids of a server's clients."""
-        return _numbers(self.ask(f"get_client_list {server}"))
+        return _numbers(self.ask(f"get_client_list {server}", seconds))
 
     def has_faulted(self, server: int) -> bool:
         """Whether a client of the server has failed, and the server accepts no new ones."""
@@ -112,4 +119,6 @@ class Control:
 
 
 def _numbers(answer: str) -> list[int]:
-    return [int(word) for word in answer.split() if word.isdecimal()]
+    """The pids of an answer; what cannot be one is left out."""
+    words = (word for word in answer.split() if word.isascii() and word.isdecimal())
+    return [int(word) for word in words if len(word) <= _LONGEST_PID]

@@ -98,7 +98,7 @@ def serve(pipes: Path) -> None:
         try:
             while True:
                 connection, _ = listener.accept()
-                with connection:
+                with connection, suppress(OSError):  # who asked may not wait any more
                     command = connection.recv(_LONGEST).decode("utf-8", "replace").split()
                     if command == ["quit"]:
                         return

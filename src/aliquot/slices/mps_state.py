@@ -19,6 +19,7 @@ class MpsPhase(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    SILENT = "silent"  # its daemon does not answer: clients go on, and nobody joins
     DRAINING = "draining"  # it has failed, and clients of before are still there
     ENDED = "ended"
 
@@ -47,7 +48,8 @@ class MpsObservation:
 
     `server` is the server's pid; None: there is none. `clients` are what its daemon lists, `gone`
     says which processes have ended, of those that the state names. `wanted`: a grant of this user
-    is for clients on this GPU.
+    is for clients on this GPU. If the daemon lives and does not answer (`answers`), nothing is
+    known of `server`, `faulted` and `clients`.
     """
 
     daemon_alive: bool
@@ -56,6 +58,7 @@ class MpsObservation:
     clients: frozenset[MpsClient]
     gone: frozenset[MpsClient]
     wanted: bool
+    answers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def step(
     match state.phase:
         case MpsPhase.STARTING:
             return _starting(state, seen, now)
-        case MpsPhase.READY:
+        case MpsPhase.READY | MpsPhase.SILENT:
             return _ready(state, seen, now)
         case MpsPhase.DRAINING:
             return _draining(state, seen, now)
@@ -117,17 +120,27 @@ def _ready(
 ) -> tuple[ServerState, tuple[MpsAction, ...]]:
     if not seen.daemon_alive:
         return _fail(state, "its control daemon ended", now, MpsAction.END_SERVER)
+    if not seen.answers:
+        return _silent(state, now)
     if seen.faulted:
         why = "a client failed on the GPU, and that ends the GPU work of all clients"
         return _fail(replace(state, clients=state.clients | seen.clients), why, now)
-    if seen.server != state.server:
-        if state.clients or seen.server is None:
-            return _fail(state, "the server ended", now)
-        return replace(state, server=seen.server, clients=seen.clients), ()
-    state = replace(state, clients=seen.clients)
+    if seen.server is None or (seen.server != state.server and state.clients):
+        return _fail(state, "the server ended", now)
+    state = replace(state, phase=MpsPhase.READY, server=seen.server, clients=seen.clients, why="")
     if _may_end(state, now):
         return replace(state, phase=MpsPhase.ENDED, since=now), (MpsAction.QUIT,)
     return state, ()
+
+
+def _silent(state: ServerState, now: float) -> tuple[ServerState, tuple[MpsAction, ...]]:
+    """Nothing is known of the server, so it is not taken for a dead one."""
+    if _may_end(state, now):
+        return replace(state, phase=MpsPhase.ENDED, since=now), (MpsAction.QUIT,)
+    if state.phase is MpsPhase.SILENT:
+        return state, ()
+    why = "its control daemon does not answer"
+    return replace(state, phase=MpsPhase.SILENT, since=now, why=why), ()
 
 
 def _fail(

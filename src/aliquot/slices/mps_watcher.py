@@ -22,10 +22,10 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from aliquot.devices import parse_shape
 from aliquot.model import Isolation
@@ -53,6 +53,7 @@ PERIOD_SECONDS = 1.0
 _SOON_SECONDS = 0.05  # while it starts
 _QUIT_SECONDS = 10.0
 _END_SECONDS = 2.0
+_LOCK_SECONDS = 5.0
 _ARBITER_AWAY_SECONDS = 20.0
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -65,6 +66,9 @@ class Watcher:
     def __init__(self, folder: ServerFolder, control_: Control, wanted: Callable[[], bool]) -> None:
         self._folder, self._control, self._wanted = folder, control_, wanted
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._adopted: MpsClient | None = None
+        self._written: ServerState | None = None
+        self._said = ""
         self.state = ServerState(since=time.monotonic())
 
     @property
@@ -87,23 +91,35 @@ class Watcher:
 
     def begin(self) -> None:
         """Start the daemon, or adopt the one that is there, and ask for a server."""
-        if self._adopted() is None:
+        self._adopted = self._find_daemon()
+        if self._adopted is None:
             self._start_daemon()
         self._start_server()
 
     def look(self) -> None:
-        """Observe, decide, act, and write the record; nobody joins meanwhile."""
-        with mps.locked(self._folder.path / mps.JOIN):
-            self.look_for_joiner()
+        """Observe, decide, act, and write the record; nobody joins meanwhile.
+
+        If a command that joins does not end, because it was stopped, say, it has the server wanted
+        and keeps nobody from hearing of a failure.
+        """
+        with ExitStack() as held:
+            try:
+                lock = mps.locked(self._folder.path / mps.JOIN, seconds=PERIOD_SECONDS)
+                held.enter_context(lock)
+            except BlockingIOError:
+                self.look_for_joiner()
+            else:
+                self._look(wanted=self._wanted())
 
     def look_for_joiner(self) -> None:
         """The same for somebody who has `join` locked, and waits until the server is ready."""
-        seen = self._observe()
-        before = self.state
-        self.state, actions = step(self.state, seen, time.monotonic())
+        self._look(wanted=True)
+
+    def _look(self, *, wanted: bool) -> None:
+        self.state, actions = step(self.state, self._observe(wanted=wanted), time.monotonic())
         for action in actions:
             self._act(action)
-        if self.state != before:
+        if self.state != self._written:
             self.write_record()
 
     def write_record(self) -> None:
@@ -120,9 +136,16 @@ class Watcher:
             "why": state.why,
             "failures": state.failures,
         }
-        new = self._folder.path / f".{mps.RECORD}"
-        new.write_text(json.dumps(content), "utf-8")
-        new.replace(self._folder.path / mps.RECORD)
+        record = self._folder.path / mps.RECORD
+        new = record.with_name(f".{mps.RECORD}")
+        try:
+            new.write_text(json.dumps(content), "utf-8")
+            new.replace(record)
+        except OSError:
+            self._written = None
+            record.unlink(missing_ok=True)  # what it says is not true any more: nobody joins
+            raise
+        self._written = state
 
     def tend(self) -> None:
         """Look once; a server whose folder was removed ends at once."""
@@ -133,7 +156,15 @@ class Watcher:
         try:
             self.look()
         except (OSError, AliquotError) as error:  # a full disk, say: the clients go on
-            sys.stderr.write(f"{error!r}\n")
+            self._say(repr(error))
+
+    def _say(self, text: str) -> None:
+        """Write to the log, once, if its disk is not full."""
+        if text == self._said:
+            return
+        self._said = text
+        with suppress(OSError):
+            sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
 
     def quit(self) -> None:
@@ -153,22 +184,28 @@ class Watcher:
     def kill_daemon(self) -> None:
         """Kill the daemon, if it lives."""
         if (pid := self._daemon_pid()) is not None:
-            with suppress(ProcessLookupError):
+            with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         if self._daemon is not None:
             self._daemon.wait()
 
     # --- observe ---
 
-    def _observe(self) -> MpsObservation:
-        alive = self._daemon_pid() is not None
+    def _observe(self, *, wanted: bool) -> MpsObservation:
         server, faulted, clients = None, False, frozenset[MpsClient]()
+        alive, answers = self._daemon_pid() is not None, True
         if alive:
-            with suppress(AliquotError):  # it may end at any moment
+            try:
                 server = next(iter(self._control.servers()), None)
                 if server is not None:
                     faulted = self._control.has_faulted(server)
                     clients = _alive(self._control.clients(server))
+            except AliquotError as error:
+                alive, answers = (
+                    self._daemon_pid() is not None,
+                    False,
+                )  # it may have ended just then
+                self._say(error.message)
         known = self.state.clients | self.state.old
         return MpsObservation(
             daemon_alive=alive,
@@ -176,25 +213,27 @@ class Watcher:
             faulted=faulted,
             clients=clients,
             gone=frozenset(one for one in known if procfs.started_at(one.pid) != one.started),
-            wanted=self._wanted(),
+            wanted=wanted,
+            answers=answers,
         )
 
     def _daemon_pid(self) -> int | None:
         """The daemon's pid, if it lives."""
         if self._daemon is not None:
             return self._daemon.pid if self._daemon.poll() is None else None
-        return self._adopted()
+        found = self._adopted
+        lives = found is not None and procfs.started_at(found.pid) == found.started
+        return found.pid if found is not None and lives else None
 
-    def _adopted(self) -> int | None:
+    def _find_daemon(self) -> MpsClient | None:
         """The daemon that another watcher started here; None: there is none that answers."""
         try:
             pid = int((self._control.pipes / _PID_FILE).read_text("ascii"))
-            if not procfs.is_alive(pid):
-                return None
+            started = procfs.started_at(pid)
             self._control.servers()
         except (AliquotError, OSError, ValueError):
             return None
-        return pid
+        return None if started is None else MpsClient(pid, started)
 
     # --- act ---
 
@@ -243,14 +282,23 @@ class Watcher:
 
 
 def end_server(pid: int | None) -> None:
-    """Kill a server that a daemon has left, if it is one and does not end by itself."""
-    deadline = time.monotonic() + _END_SECONDS
-    while pid is not None and "mps-server" in procfs.command_line(pid):
-        if time.monotonic() > deadline:
+    """Wait until a server that a daemon has left ends; kill it if it does not end by itself."""
+    started = None if pid is None else procfs.started_at(pid)
+    if pid is None or started is None:
+        return
+    for must_end in (False, True):
+        if must_end and _is_server(pid):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-            return
-        time.sleep(_SOON_SECONDS)
+        deadline = time.monotonic() + _END_SECONDS
+        while procfs.started_at(pid) == started and time.monotonic() < deadline:
+            if not _is_server(pid) and procfs.command_line(pid):
+                return  # another process
+            time.sleep(_SOON_SECONDS)
+
+
+def _is_server(pid: int) -> bool:
+    return "mps-server" in procfs.command_line(pid)
 
 
 def _alive(pids: list[int]) -> frozenset[MpsClient]:
@@ -320,6 +368,8 @@ def wants_server(
             return known
         except control.NoArbiterError:
             return known and clock() - seen < _ARBITER_AWAY_SECONDS
+        except AliquotError:  # of another version, or has too much to do
+            return known
         seen = clock()
         known = any(
             grant.isolation is Isolation.MPS
@@ -367,6 +417,7 @@ def _detach(watcher: Watcher, folder: ServerFolder) -> int:
 
 
 def _run(watcher: Watcher, folder: ServerFolder, announce: int) -> NoReturn:
+    told = os.fdopen(announce, "wb", buffering=0)
     try:
         os.chdir("/")
         log = os.open(
@@ -377,18 +428,20 @@ def _run(watcher: Watcher, folder: ServerFolder, announce: int) -> NoReturn:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, standard in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, standard)
-        with mps.locked(folder.path / mps.WATCHER, wait=False):
-            _serve(watcher, announce)
+        # Who asks whether it is locked has it for a moment.
+        with mps.locked(folder.path / mps.WATCHER, seconds=_LOCK_SECONDS):
+            _serve(watcher, told)
     except BaseException as error:  # noqa: BLE001 - the last word of this process
+        with suppress(OSError, ValueError):  # it has been told already that the server is ready
+            told.write(str(getattr(error, "message", error)).encode())
         with suppress(OSError):
-            os.write(announce, str(getattr(error, "message", error)).encode())
-        sys.stderr.write(f"{error!r}\n")
-        sys.stderr.flush()
+            sys.stderr.write(f"{error!r}\n")
+            sys.stderr.flush()
         os._exit(1)
     os._exit(0)
 
 
-def _serve(watcher: Watcher, announce: int) -> None:
+def _serve(watcher: Watcher, told: IO[bytes]) -> None:
     """Start the server, say so, and keep it until it ends."""
     try:
         watcher.begin()
@@ -397,8 +450,8 @@ def _serve(watcher: Watcher, announce: int) -> None:
     except BaseException:
         watcher.quit()
         raise
-    os.write(announce, b"ready")
-    os.close(announce)
+    with told:
+        told.write(b"ready")
     while watcher.is_needed:
         time.sleep(watcher.period)
         watcher.tend()

@@ -152,6 +152,13 @@ def make_directory(directory: Path) -> None:
         )
 
 
+def is_private(found: os.stat_result) -> bool:
+    """Whether it is a folder of this user, and nobody else can write to it; of `lstat`."""
+    return (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not (found.st_mode & 0o022)
+    )
+
+
 def with_simulated(directory: Path) -> Iterator[StateDirectory]:
     """The state directory of a machine, and those of simulated machines inside it."""
     yield StateDirectory(directory)

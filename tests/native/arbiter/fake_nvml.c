@@ -4,6 +4,8 @@
  *   gpu UUID TOTAL_BYTES RESERVED_BYTES
  *   process UUID PID BYTES|unknown         compute
  *   drawing UUID PID BYTES|unknown         graphics
+ *   mps UUID PID BYTES|unknown             compute, of an MPS server's client
+ *   no-mps                                 the list of those fails
  *   broken                                 every list fails
  *   lost UUID                              that GPU does not answer, until this line is gone and a new
  *                                          session has begun
@@ -269,6 +271,13 @@ API int nvmlDeviceGetGraphicsRunningProcesses_v2(struct device *device, unsigned
                                                  void *infos)
 {
 	return list("drawing", device, count, infos, 24);
+}
+
+API int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *device, unsigned *count,
+                                                   void *infos)
+{
+	unsigned size = setting("entries");
+	return setting("no-mps") ? UNKNOWN : list("mps", device, count, infos, size ? size : 24);
 }
 
 static unsigned long long used_bytes(struct device *device)
