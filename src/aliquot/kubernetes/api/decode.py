@@ -14,7 +14,9 @@ import msgspec
 
 DEEPEST = 100
 _DIGITS = 18
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A string that has no end goes to the end of the text: to look for its end again from each of its
+# quotation marks would take minutes.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 T = TypeVar("T")
 
