@@ -83,7 +83,12 @@ class History:
     points: deque[tuple[float, int, float | None]] = field(default_factory=deque)
 
     def add(self, at: float, used_bytes: int, got_ratio: float | None) -> None:
-        """Add a point, and forget those that are too old."""
+        """Add a point, and forget those that are too old.
+
+        And those of the future: the clock was set back, and they would not grow old for long.
+        """
+        while self.points and self.points[-1][0] > at:
+            self.points.pop()
         self.points.append((at, used_bytes, got_ratio))
         while self.points[0][0] < at - HISTORY_SECONDS:
             self.points.popleft()
@@ -149,7 +154,7 @@ class Machine:
             raise control.NoArbiterError("no arbiter runs here, so there are no grants")
         _, grant = slices.find_grant([found], checked)
         histories = [
-            (part.gpu_uuid, self._histories.get(key(grant, part.gpu_uuid), History()))
+            (part.gpu_uuid, list(self._histories.get(key(grant, part.gpu_uuid), History()).points))
             for part in grant.slices
         ]
         return {
@@ -158,12 +163,12 @@ class Machine:
             "slices": [
                 {
                     "gpu": uuid,
-                    "times": [point[0] for point in list(one.points)],
-                    "part_bytes": [None for _ in list(one.points)],
-                    "used_bytes": [point[1] for point in list(one.points)],
-                    "got_ratio": [point[2] for point in list(one.points)],
+                    "times": [point[0] for point in points],
+                    "part_bytes": [None for _ in points],
+                    "used_bytes": [point[1] for point in points],
+                    "got_ratio": [point[2] for point in points],
                 }
-                for uuid, one in histories
+                for uuid, points in histories
             ],
         }
 
