@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import resource
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -233,6 +234,19 @@ def test_a_slice_keeps_the_larger_of_its_parts_and_its_jobs_queue() -> None:
     jobs = {"items": [{"name": "train", "number": 7, "queue": "team"}]}
     uses = [(one.part, one.queue) for one in uses_of(view, jobs)]
     assert uses == [(0.5, "team"), (0.8, "team"), (0.5, None), (0.5, None)]
+
+
+def test_a_download_that_stands_still_does_not_make_the_log_grow(
+    store: HistoryStore, clock: Clock
+) -> None:
+    clock.go(300, count=2)
+    lines = history_csv(store, "slice", "day", clock.at)
+    assert [next(lines).count(",") for _ in range(3)] == [5, 5, 5]
+    clock.go(60)
+    with closing(sqlite3.connect(store.path, 0)) as other:
+        (was_kept, _, _) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        assert not was_kept
+    assert {line.split(",")[1] for line in lines} == {"0", "1"}
 
 
 def test_csv_leaves_out_what_is_not_known_and_no_cell_is_computed(
