@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.console.sign_in import CODE_SECONDS, SignIn, make_code, read_token
+from aliquot.console.sign_in import (
+    CODE_SECONDS,
+    SET_BACK_SECONDS,
+    SignIn,
+    make_code,
+    read_token,
+)
 from aliquot.model.errors import StateError
 from console.conftest import CHALLENGE, Console, end_console, signature, start_console
 from pool.conftest import PoolUp
@@ -174,6 +180,21 @@ def test_codes_and_sessions_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not accepts(session)
     for name in ("session.nan.x", "session.inf.x", "session.-1.x", "session.².x", "session.9e9.x"):
         assert not accepts(name)
+
+
+def test_a_clock_that_is_set_back_locks_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100_000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    checks = SignIn(TOKEN, since=now[0])
+    session = checks.new_session().name
+    before = make_code(TOKEN).rpartition(".")[0]
+    now[0] -= SET_BACK_SECONDS - 1
+    for name in (session, before, make_code(TOKEN).rpartition(".")[0]):
+        assert checks.prove(name, CHALLENGE, "here") is not None
+    now[0] -= 7200
+    assert checks.prove(make_code(TOKEN).rpartition(".")[0], CHALLENGE, "here") is not None
+    for name in (session, before):
+        assert checks.prove(name, CHALLENGE, "here") is None, "it would be accepted for too long"
 
 
 def test_a_credential_is_accepted_only_with_its_own_signature() -> None:
