@@ -305,6 +305,25 @@ def test_a_claim_of_gone_pods_is_released_only_if_it_is_gone_itself(world: World
     asyncio.run(example())
 
 
+def test_claims_whose_processes_do_not_end_keep_the_agent_from_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop that releases them also looks for programs that use a GPU past Aliquot."""
+    monkeypatch.setattr(prepare, "END_SECONDS", 3600.0)
+
+    async def example() -> None:
+        one = world.put(claim("one", result(A), pods=("a",)))
+        await world.prepare(one)
+        world.claims.objects.clear()
+        world.pods.gone.add("a")
+        world.arbiter.busy.update(world.arbiter.grants)
+        async with asyncio.timeout(60):
+            await world.driver.release_forgotten()
+        assert world.granted
+
+    asyncio.run(example())
+
+
 def test_a_claim_whose_allocation_was_removed_is_released_when_its_pods_are_gone(
     world: World,
 ) -> None:

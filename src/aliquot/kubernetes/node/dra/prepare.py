@@ -115,7 +115,7 @@ class ClaimGrants:
         """End a claim's grant; nothing is to be done for an unknown claim."""
         async with self._lock(uid):
             if (grant := self._find(uid)) is not None:
-                await self._end(grant)
+                await self._end(grant, END_SECONDS)
 
     async def keep(self, status: Status) -> None:
         """Make again the grants that the arbiter does not have by this status."""
@@ -170,7 +170,7 @@ class ClaimGrants:
             if _is_same(before, wanted):
                 return self._renew(before, wanted)
             _log.warning("a resource claim has other devices now", grant=before.name)
-            await self._end(before)
+            await self._end(before, END_SECONDS)
         if not self._injection.uses_cdi:
             raise ClaimRefusedError(
                 "the node's container runtime hands no CDI devices to containers, which resource"
@@ -198,11 +198,11 @@ class ClaimGrants:
                 allocations.change(now)
         return now
 
-    async def _end(self, grant: ContainerGrant) -> None:
-        """End a grant and free its GPUs; ClaimRefusedError while processes have it."""
-        deadline = time.monotonic() + END_SECONDS
+    async def _end(self, grant: ContainerGrant, patience: float = 0.0) -> None:
+        """End a grant and free its GPUs; ClaimRefusedError if processes have it for so long."""
+        deadline = time.monotonic() + patience
         while not await self._arbiter.end(grant.name):
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise ClaimRefusedError(
                     f"processes still run in grant {grant.name} of {grant.owner}",
                     "It is tried again; aliquot ps on the node shows them.",
