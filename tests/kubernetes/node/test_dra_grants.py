@@ -127,10 +127,10 @@ class World:
         self._checkpoint = Checkpoint(folder / "node.json")
         self.restart()
 
-    def restart(self) -> None:
-        """A new agent, which knows what the checkpoint has."""
+    def restart(self, memory: int = 80 * GIB) -> None:
+        """A new agent, which knows what the checkpoint has; GPUs may have other memory now."""
         data = self._checkpoint.load()
-        gpus = [HostGpu(uuid, index, 80 * GIB) for index, uuid in enumerate((A, B))]
+        gpus = [HostGpu(uuid, index, memory) for index, uuid in enumerate((A, B))]
         self.saved = SavedAllocations(NodeAllocations(gpus, 2, data.grants), self._checkpoint)
         client: Any = self.claims
         parts: dict[str, Any] = {
@@ -301,6 +301,27 @@ def test_a_claim_of_gone_pods_is_released_only_if_it_is_gone_itself(world: World
         world.arbiter.busy.clear()
         await world.driver.release_forgotten()
         assert not world.granted
+
+    asyncio.run(example())
+
+
+def test_a_claim_keeps_its_grant_for_its_next_pod_after_an_update_of_the_driver(
+    world: World,
+) -> None:
+    """The driver may say another size for the same GPU, and a pod of the claim still runs."""
+
+    async def example() -> None:
+        one = world.put(claim("one", result(A, "whole"), pods=("a",)))
+        await world.prepare(one)
+        before = world.granted
+        world.put(claim("one", result(A, "whole"), pods=("b",)))
+        world.pods.gone.add("a")
+        world.restart(79 * GIB)
+        await world.driver.release_forgotten()
+        assert world.granted == before
+        assert set(world.arbiter.grants) == set(before.values())
+        (grant,) = world.saved.allocations.saved()
+        assert (grant.owner.pod, grant.claim and grant.claim.pods) == ("b", ("b",))
 
     asyncio.run(example())
 

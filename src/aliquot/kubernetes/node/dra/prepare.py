@@ -30,7 +30,7 @@ import structlog
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import RESOURCE_CLAIMS
 from aliquot.kubernetes.api.objects import Meta, Pod
-from aliquot.kubernetes.node.dra.allocation import grant_of
+from aliquot.kubernetes.node.dra.allocation import devices_of, grant_of, owner_of, pods_of
 from aliquot.kubernetes.node.dra.parameters import InvalidClaimError
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
 from aliquot.kubernetes.node.pods import GpuPod
@@ -168,7 +168,7 @@ class ClaimGrants:
         before = self._find(claim.metadata.uid)
         if before is not None:
             if _is_same(before, wanted):
-                return self._renew(before, wanted)
+                return self._renew(before, claim)
             _log.warning("a resource claim has other devices now", grant=before.name)
             await self._end(before, END_SECONDS)
         if not self._injection.uses_cdi:
@@ -189,10 +189,10 @@ class ClaimGrants:
             ) from error
         return grant
 
-    def _renew(self, before: ContainerGrant, wanted: ContainerGrant) -> ContainerGrant:
+    def _renew(self, before: ContainerGrant, claim: ResourceClaim) -> ContainerGrant:
         """The same grant with its pods of now."""
-        claim = msgspec.structs.replace(_ref(wanted), made=_ref(before).made)
-        now = msgspec.structs.replace(before, owner=wanted.owner, claim=claim)
+        ref = msgspec.structs.replace(_ref(before), pods=pods_of(claim))
+        now = msgspec.structs.replace(before, owner=owner_of(claim), claim=ref)
         if now != before:
             with self._saved.changing() as allocations:
                 allocations.change(now)
@@ -246,15 +246,15 @@ class ClaimGrants:
             await self._end(grant)
 
     def _has_devices(self, claim: ResourceClaim, grant: ContainerGrant) -> bool:
-        """Whether a claim still has the devices of its grant; if so, its pods are noted."""
-        allocations = self._saved.allocations
-        try:
-            wanted = grant_of(claim, self._node, allocations.gpus, allocations.shares)
-        except InvalidClaimError:
+        """Whether a claim still has the devices of its grant; if so, its pods are noted.
+
+        What these devices have may be another now, after an update of the driver for example.
+        """
+        if devices_of(claim) != {
+            (one.pool, one.device, one.share_id) for one in _ref(grant).devices
+        }:
             return False
-        if not _is_same(grant, wanted):
-            return False
-        self._renew(grant, wanted)
+        self._renew(grant, claim)
         return True
 
     def _find(self, uid: str) -> ContainerGrant | None:
