@@ -29,7 +29,7 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import RESOURCE_CLAIMS
-from aliquot.kubernetes.api.objects import Meta, Pod
+from aliquot.kubernetes.api.objects import PODS, Meta, Pod
 from aliquot.kubernetes.node.dra.allocation import devices_of, grant_of, owner_of, pods_of
 from aliquot.kubernetes.node.dra.parameters import InvalidClaimError
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
@@ -101,8 +101,7 @@ class ClaimGrants:
                 grant = await self._record(claim)
                 self._injection.prepare(grant)
                 devices = self._injection.cdi_devices(grant)
-                pod = self._pods.get(grant.owner.uid)
-                await self._arbiter.make(grant, pod.together if pod else None)
+                await self._arbiter.make(grant, await self._together(grant))
             except InvalidClaimError as error:
                 self._tell(claim, error.reason, error)
                 raise
@@ -216,9 +215,8 @@ class ClaimGrants:
         grant = self._saved.allocations.grants.get(name)
         if grant is None:
             return
-        pod = self._pods.get(grant.owner.uid)
         try:
-            await self._arbiter.make(grant, pod.together if pod else None)
+            await self._arbiter.make(grant, await self._together(grant))
         except AliquotError as error:
             if name not in self._not_made:
                 _log.warning("cannot make a grant again yet", grant=name, why=error.message)
@@ -226,6 +224,20 @@ class ClaimGrants:
         else:
             self._not_made.discard(name)
             _log.info("made a grant that the arbiter had not", grant=name, owner=str(grant.owner))
+
+    async def _together(self, grant: ContainerGrant) -> str | None:
+        """The group of its pod, which the kubelet may know before the watch does."""
+        owner = grant.owner
+        pod = self._pods.get(owner.uid)
+        if pod is None and owner.pod:
+            try:
+                found = await self._client.get(PODS, owner.pod, owner.namespace)
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+            else:
+                pod = GpuPod(found) if found.metadata.uid == owner.uid else None
+        return pod.together if pod else None
 
     async def _release_if_gone(self, known: ResourceClaimRef) -> None:
         async with self._lock(known.uid):
