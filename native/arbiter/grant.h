@@ -86,6 +86,7 @@ struct parking {
 	bool was_contended; /* others had GPU work while it was to leave, or not all is seen */
 	uint64_t backlog, drained_at;      /* its GPU work then, and when that last became less */
 	uint64_t blocked_since;            /* memory_turns.h: blocked; 0: it is not */
+	uint64_t unanswered_since;         /* the same, and no program of the GPU was dying */
 	uint64_t least_bytes, least_until; /* what stayed when all had left that can */
 	double served;                     /* time on the GPU for its weight */
 	bool was_busy;                     /* at the last look */

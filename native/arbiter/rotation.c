@@ -16,6 +16,8 @@
 #define MOVING_NS (60 * SECOND_NS)
 #define ANSWER_NS (2 * SECOND_NS)  /* one that is blocked for so long is answered */
 #define ENDING_NS (10 * SECOND_NS) /* within which the memory of a dead program should be free */
+/* One that is blocked waits no longer than this for dead programs of the GPU: new ones may die all the time. */
+#define ANSWER_MOST_NS (ANSWER_NS + ENDING_NS)
 /* More than what is missing leaves: NVML counts in larger units than programs do. */
 #define MARGIN_BYTES (UINT64_C(32) << 20)
 
@@ -245,11 +247,15 @@ static void answer_blocked(struct members *members, const struct gpu *gpu, uint6
 	for (size_t i = 0; i < members->count; i++) {
 		const struct memory_member *member = &members->all[i];
 		struct grant *grant = members->grants[i];
-		uint64_t *since = &grant->parking.blocked_since;
-		bool waits = member->turn == MEMORY_OFF && member->wanted_at && !is_ending;
+		struct parking *parking = &grant->parking;
+		bool waits = member->turn == MEMORY_OFF && member->wanted_at;
 		bool blocked = waits && memory_turns_is_blocked(members->all, members->count, room, i);
-		*since = !blocked ? 0 : *since ? *since : now;
-		bool is_due = blocked && now - *since >= ANSWER_NS;
+		if (!blocked || !parking->blocked_since)
+			parking->blocked_since = parking->unanswered_since = blocked ? now : 0;
+		else if (is_ending)
+			parking->unanswered_since = now;
+		bool is_due = blocked && (now - parking->unanswered_since >= ANSWER_NS ||
+		                          now - parking->blocked_since >= ANSWER_MOST_NS);
 		/* What one that is ended has may be enough for all: they are looked at anew. */
 		has_ended = has_ended || (is_due && end_for(members, room, i));
 		residence_refuse(grant, is_due && !has_ended);

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
+    from aliquot.model import Slice
+
 OPTIONS = ("--dra", "--cdi", "always")
 
 
@@ -151,7 +153,8 @@ def test_a_pod_makes_the_slice_of_its_claim_smaller_and_never_larger_than_that(
     async def example(node: Node, kubelet: FakeDraKubelet) -> None:
         (gpu,) = uuids(node)
         one = claim("one", result(gpu, memory="10Gi", compute="30"), pods=("pod",))
-        one["status"]["allocation"]["devices"]["config"] = [parameters(policy="hard")]
+        config = [parameters(policy="hard", priority="background")]
+        one["status"]["allocation"]["devices"]["config"] = config
         node.api.put("resourceclaims", one)
         pod = msgspec.structs.replace(
             make_pod("pod", Container(name="main"), uid="pod"),
@@ -161,7 +164,7 @@ def test_a_pod_makes_the_slice_of_its_claim_smaller_and_never_larger_than_that(
         await kubelet.prepare(one)
 
         def slices() -> list[tuple[int, int, str]]:
-            found = [part for grant in node.grants().values() for part in grant.slices]
+            found = all_slices(node)
             return [(one.memory_bytes, one.compute_percent, one.policy) for one in found]
 
         assert slices() == [(10 * GIB, 30, "hard")]
@@ -175,10 +178,15 @@ def test_a_pod_makes_the_slice_of_its_claim_smaller_and_never_larger_than_that(
         node.annotate(pod, memory="1GiB", compute="31%")
         await node.until(lambda: len(refusals(node)) == 2)
         assert slices() == [(4 * GIB, 10, "hard")]
-        node.annotate(pod, memory="10GiB", compute="30%")
+        node.annotate(pod, memory="10GiB", compute="30%", priority="latency", allowed=False)
         await node.until(lambda: slices() == [(10 * GIB, 30, "hard")])
+        await node.until(lambda: {part.priority for part in all_slices(node)} == {"latency"})
 
     with_driver(example, short_tmp, "h100:1")
+
+
+def all_slices(node: Node) -> list[Slice]:
+    return [part for grant in node.grants().values() for part in grant.slices]
 
 
 def refusals(node: Node) -> list[str]:

@@ -186,7 +186,13 @@ class Resizer:
 
 
 def _is_allowed(pod: GpuPod, grant: ContainerGrant, to: SliceSettings) -> bool:
-    """Whether the pod's queue allows this: a change without growth, or one with a permission."""
+    """Whether the pod's queue allows this: a change without growth, or one with a permission.
+
+    A resource claim counts in no queue, and kube-scheduler has counted all that it got, also while
+    its slices are in the background.
+    """
+    if grant.claim is not None:
+        return True
     both = zip(grant.allocated, resized(grant, to).allocated, strict=True)
     if all(new.memory <= old.memory and new.reserved <= old.reserved for old, new in both):
         return True
