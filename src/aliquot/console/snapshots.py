@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
@@ -45,6 +45,7 @@ MOST_HISTORIES = 4096
 MOST_JOBS = 500  # in the live list; the API has all
 
 _TIMEOUT = 10.0
+_UNREADABLE = "the console cannot read the machine now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +250,13 @@ class LiveSnapshots:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Read on and on."""
+        """Read on and on, also after a reading that failed: a disk may be full for a while."""
         while True:
             begun = time.monotonic()
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception as error:  # noqa: BLE001 - the next reading may succeed
+                self._note(error)
             took = time.monotonic() - begun
             pause = WATCHED_SECONDS if self.watchers else ALONE_SECONDS
             self._wake.clear()
@@ -275,6 +279,17 @@ class LiveSnapshots:
             self.number += 1
             self._whole = None
         self._tell()
+
+    def _note(self, error: Exception) -> None:
+        """Say beside what was read before that the machine cannot be read now."""
+        view = self.newest.machine
+        if view:
+            notes = [one for one in view["notes"] if not one.startswith(_UNREADABLE)]
+            view = {**view, "notes": [*notes, f"{_UNREADABLE}: {error}"]}
+            self.newest, self.deltas = replace(self.newest, machine=view), {}
+            self.number += 1
+            self._whole = None
+            self._tell()
 
     def event_bytes(self, last: int) -> list[tuple[bytes, bytes]]:
         """Events for a page that has got the snapshot `last`: their names and contents."""
