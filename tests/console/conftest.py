@@ -5,11 +5,13 @@ from __future__ import annotations
 import hmac
 import http.client
 import json
+import resource
 import secrets
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,17 @@ class Console:
         assert found.keys() == {"type", "title", "status", "detail", "hint"}
         assert found["status"] == status
         return found
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond this size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def quiet_port() -> int:

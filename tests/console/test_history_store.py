@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from aliquot.console.history_store import (
     SeriesReading,
 )
 from aliquot.console.recorder import history_csv, slice_history, uses_of, waste_view
+from console.conftest import full_disk
 
 START = 1_800_000_000.0 - 1_800_000_000 % COARSE_STEP
 
@@ -132,17 +132,6 @@ def test_a_wrong_clock_does_not_take_the_past_with_it(store: HistoryStore, clock
     assert len(clock.times()) == len(set(clock.times()))
     (row, *_) = [one for one in store.hours() if one["month"] == "2027-01"]
     assert row["granted"] == pytest.approx(0.5 * (4000 + 60 + 600) / 3600, rel=0.05)
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file of this process can grow beyond this size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_stops_the_recording_until_there_is_room(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,14 @@ from aliquot.console.sign_in import (
     read_token,
 )
 from aliquot.model.errors import StateError
-from console.conftest import CHALLENGE, Console, end_console, signature, start_console
+from console.conftest import (
+    CHALLENGE,
+    Console,
+    end_console,
+    full_disk,
+    signature,
+    start_console,
+)
 from pool.conftest import PoolUp
 
 TOKEN = "0" * 64
@@ -156,6 +164,15 @@ def test_the_token_is_this_users_alone(tmp_path: Path, console: Console, pool: P
         with pytest.raises(StateError, match="only this user can read"):
             read_token(folder)
         (folder / "token").unlink()
+
+
+def test_a_token_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    with full_disk(10), pytest.raises(OSError, match="large"):
+        read_token(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with ThreadPoolExecutor(8) as starts:
+        assert len(set(starts.map(read_token, [tmp_path] * 8))) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["token"]
 
 
 def test_codes_and_sessions_expire(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,10 +40,8 @@ def read_token(folder: Path) -> str:
     """The token of a console's folder; StateError if others could have read or written it."""
     state_directory.make_directory(folder)
     path = folder / "token"
-    with suppress(FileExistsError):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(_TOKEN_BYTES))
+    if not os.path.lexists(path):
+        _make_token(path)
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(handle, encoding="ascii") as file:
         found, token = os.fstat(file.fileno()), file.read(2 * _TOKEN_BYTES + 1)
@@ -53,6 +51,19 @@ def read_token(folder: Path) -> str:
             f"Remove it, and the next start makes another: rm {path}",
         )
     return token
+
+
+def _make_token(path: Path) -> None:
+    """Have a token there, whole: a start at the same time reads it, and the disk may be full."""
+    new = path.with_name(f"token.{secrets.token_hex(4)}")
+    try:
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(_TOKEN_BYTES))
+        with suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def make_code(token: str) -> str:
