@@ -38,6 +38,14 @@ def whole_number(text: str) -> int | None:
     return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdecimal() else None
 
 
+def shortened(text: str, most: int = 500) -> str:
+    """A text for a message, and of a long one the beginning.
+
+    What a pod's author wrote is repeated for every node in an answer to kube-scheduler.
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _cut(text: bytes) -> bytes:
     """The text without what is too deep."""
     kept, level, after = [], 0, 0
