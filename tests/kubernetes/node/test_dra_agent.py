@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aliquot.kubernetes.api.dra import DRIVER
-from aliquot.kubernetes.api.objects import Container, PodResourceClaim, PodSpec
+from aliquot.kubernetes.api.objects import Container, Pod, PodResourceClaim, PodSpec
 from aliquot.kubernetes.node.dra.devices import OCCUPIED, device_name
+from aliquot.kubernetes.node.grants.checkpoint import Checkpoint
 from aliquot.slices import control
 from kubernetes.builders import make_pod
 from kubernetes.node.dra_objects import FakeDraKubelet, claim, parameters, result
@@ -156,10 +157,7 @@ def test_a_pod_makes_the_slice_of_its_claim_smaller_and_never_larger_than_that(
         config = [parameters(policy="hard", priority="background")]
         one["status"]["allocation"]["devices"]["config"] = config
         node.api.put("resourceclaims", one)
-        pod = msgspec.structs.replace(
-            make_pod("pod", Container(name="main"), uid="pod"),
-            spec=PodSpec(resource_claims=(PodResourceClaim(name="gpu"),)),
-        )
+        pod = pod_with_a_claim("pod")
         node.bind(pod)
         await kubelet.prepare(one)
 
@@ -183,6 +181,12 @@ def test_a_pod_makes_the_slice_of_its_claim_smaller_and_never_larger_than_that(
         await node.until(lambda: {part.priority for part in all_slices(node)} == {"latency"})
 
     with_driver(example, short_tmp, "h100:1")
+
+
+def pod_with_a_claim(name: str) -> Pod:
+    pod = make_pod(name, Container(name="main"), uid=name)
+    spec = PodSpec(resource_claims=(PodResourceClaim(name="gpu"),))
+    return msgspec.structs.replace(pod, spec=spec)
 
 
 def all_slices(node: Node) -> list[Slice]:
@@ -216,7 +220,9 @@ def test_a_gpu_of_a_container_without_a_claim_gets_none(short_tmp: Path) -> None
                 )
             )
             late = claim("late", result(occupied, "whole"))
-            fits = claim("fits", result(free, "whole"))
+            fits = claim("fits", result(free, "whole"), pods=("holder",))
+            holder = pod_with_a_claim("holder")
+            node.bind(holder)
             for one in (late, fits):
                 node.api.put("resourceclaims", one)
             answers = await kubelet.prepare(late, fits)
@@ -228,7 +234,13 @@ def test_a_gpu_of_a_container_without_a_claim_gets_none(short_tmp: Path) -> None
 
             await node.end_agent()
             node.start_agent()
-            await node.ready()  # no pod has these claims any more
+            await node.ready()
+            saved = Checkpoint(node.home / "node.json")  # no pod has the other claim
+            await node.until(
+                lambda: [grant.owner.pod for grant in saved.load().grants] == ["holder"]
+            )
+            assert len(node.grants()) == 1
+            node.end(holder)
             await node.until(lambda: not node.grants())
 
     asyncio.run(example())
