@@ -43,6 +43,7 @@ def test_a_driver_is_updated_while_a_pod_runs(
     again = ["python3", "-c", VERSION + "import time\ntime.sleep(1e6)\n"]
     run_pod(cluster, namespace, "again", again, image=project, limits=asked, restartPolicy="Always")
     agent.until(lambda: logs("again") == [OLD], "it uses the old driver")
+    agent.until(lambda: "again" in agent.holders(), "the second pod is told of")
     before, grants = agent.holders(), set(agent.grants())
 
     agent.install_driver(NEW, OLD)  # the package, before the module is loaded anew
@@ -68,7 +69,9 @@ def test_a_driver_is_updated_while_a_pod_runs(
 
     cluster.node.kill_container(namespace, "again", "main")
     agent.until(lambda: logs("again") == [NEW], "a container that starts again uses the new driver")
-    assert restarts_of(cluster, namespace, "again") == ("Running", 1)
+    agent.until(
+        lambda: restarts_of(cluster, namespace, "again") == ("Running", 1), "it was started again"
+    )
     assert agent.holders()["again"] == before["again"]
 
     seen = len(logs("old"))

@@ -5,10 +5,15 @@ from __future__ import annotations
 import hmac
 import http.client
 import json
+import resource
+import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -95,7 +100,7 @@ class Console:
         if body is not None:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             sent.setdefault("Content-Type", "application/json")
-        connection = http.client.HTTPConnection(self.host, timeout=30)
+        connection = http.client.HTTPConnection(self.host, timeout=60)
         try:
             given = {name: value for name, value in sent.items() if value is not None}
             base = urlsplit(self.address).path.rstrip("/")
@@ -124,10 +129,37 @@ class Console:
         return found
 
 
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond this size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def quiet_port() -> int:
+    """A free port that the kernel gives to no other program, so that it is free again later."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii")
+    least = int(given.split()[0])
+    while True:
+        port = least // 2 + secrets.randbelow(least // 2)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
 def start_console(pool: PoolUp, env: dict[str, str], *options: str) -> Console:
     """`aliquot console`; it ends with the test."""
+    listen = f"127.0.0.1:{quiet_port()}"
     process = subprocess.Popen(
-        [aliquot_command(), "console", "--simulate", SHAPE, "--listen", ":0", *options],
+        [aliquot_command(), "console", "--simulate", SHAPE, "--listen", listen, *options],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import resource
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from aliquot.console.history_store import (
     SeriesReading,
 )
 from aliquot.console.recorder import history_csv, slice_history, uses_of, waste_view
+from console.conftest import full_disk
 
 START = 1_800_000_000.0 - 1_800_000_000 % COARSE_STEP
 
@@ -133,17 +134,6 @@ def test_a_wrong_clock_does_not_take_the_past_with_it(store: HistoryStore, clock
     assert row["granted"] == pytest.approx(0.5 * (4000 + 60 + 600) / 3600, rel=0.05)
 
 
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file of this process can grow beyond this size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_stops_the_recording_until_there_is_room(
     store: HistoryStore, clock: Clock
 ) -> None:
@@ -233,6 +223,19 @@ def test_a_slice_keeps_the_larger_of_its_parts_and_its_jobs_queue() -> None:
     jobs = {"items": [{"name": "train", "number": 7, "queue": "team"}]}
     uses = [(one.part, one.queue) for one in uses_of(view, jobs)]
     assert uses == [(0.5, "team"), (0.8, "team"), (0.5, None), (0.5, None)]
+
+
+def test_a_download_that_stands_still_does_not_make_the_log_grow(
+    store: HistoryStore, clock: Clock
+) -> None:
+    clock.go(300, count=2)
+    lines = history_csv(store, "slice", "day", clock.at)
+    assert [next(lines).count(",") for _ in range(3)] == [5, 5, 5]
+    clock.go(60)
+    with closing(sqlite3.connect(store.path, 0)) as other:
+        (was_kept, _, _) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        assert not was_kept
+    assert {line.split(",")[1] for line in lines} == {"0", "1"}
 
 
 def test_csv_leaves_out_what_is_not_known_and_no_cell_is_computed(

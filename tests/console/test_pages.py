@@ -47,7 +47,7 @@ PICTURES = {
     ("map", "light"),
 }
 CHROMIUM = shutil.which("chromium")
-SECONDS = 30_000  # only ends a test that hangs
+SECONDS = 60_000  # only ends a test that hangs
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None and "CI" not in os.environ, reason="chromium is not installed"

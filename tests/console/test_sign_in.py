@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from aliquot.console.sign_in import CODE_SECONDS, SignIn, make_code, read_token
+from aliquot.console.sign_in import (
+    CODE_SECONDS,
+    SET_BACK_SECONDS,
+    SignIn,
+    make_code,
+    read_token,
+)
 from aliquot.model.errors import StateError
-from console.conftest import CHALLENGE, Console, end_console, signature, start_console
+from console.conftest import (
+    CHALLENGE,
+    Console,
+    end_console,
+    full_disk,
+    signature,
+    start_console,
+)
 from pool.conftest import PoolUp
 
 TOKEN = "0" * 64
@@ -152,6 +166,15 @@ def test_the_token_is_this_users_alone(tmp_path: Path, console: Console, pool: P
         (folder / "token").unlink()
 
 
+def test_a_token_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    with full_disk(10), pytest.raises(OSError, match="large"):
+        read_token(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with ThreadPoolExecutor(8) as starts:
+        assert len(set(starts.map(read_token, [tmp_path] * 8))) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["token"]
+
+
 def test_codes_and_sessions_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.time", lambda: now[0])
@@ -174,6 +197,21 @@ def test_codes_and_sessions_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not accepts(session)
     for name in ("session.nan.x", "session.inf.x", "session.-1.x", "session.².x", "session.9e9.x"):
         assert not accepts(name)
+
+
+def test_a_clock_that_is_set_back_locks_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100_000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    checks = SignIn(TOKEN, since=now[0])
+    session = checks.new_session().name
+    before = make_code(TOKEN).rpartition(".")[0]
+    now[0] -= SET_BACK_SECONDS - 1
+    for name in (session, before, make_code(TOKEN).rpartition(".")[0]):
+        assert checks.prove(name, CHALLENGE, "here") is not None
+    now[0] -= 7200
+    assert checks.prove(make_code(TOKEN).rpartition(".")[0], CHALLENGE, "here") is not None
+    for name in (session, before):
+        assert checks.prove(name, CHALLENGE, "here") is None, "it would be accepted for too long"
 
 
 def test_a_credential_is_accepted_only_with_its_own_signature() -> None:

@@ -110,7 +110,10 @@ def _answer_http(request: Request, error: Exception) -> Response:
 
 def _answer_problem(_: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemError)  # noqa: S101 - as it was registered
-    return problem(error.status, error.detail, error.hint)
+    found = problem(error.status, error.detail, error.hint)
+    if error.status == HTTPStatus.REQUEST_TIMEOUT:
+        found.headers["connection"] = "close"  # the rest of the request may still come
+    return found
 
 
 def _answer_defect(_: Request, __: Exception) -> Response:

@@ -54,7 +54,11 @@ KEYS: Mapping[str, Callable[[Row], Any]] = {
 
 
 def difference(before: View, after: View) -> View | None:
-    """What changed; None if it cannot be said as a difference: items changed their order."""
+    """What changed; None if it cannot be said as a difference.
+
+    So it is if items changed their order, or two have one key: hidden grants that one user made in
+    the same millisecond.
+    """
     lists = {name: _list_difference(name, before, after) for name in KEYS if name in after}
     if None in lists.values():
         return None
@@ -74,11 +78,13 @@ def difference(before: View, after: View) -> View | None:
 
 
 def _list_difference(name: str, before: View, after: View) -> View | None:
-    """The items that are gone, and those that are new or changed; None: in another order."""
+    """The items that are gone, and those that are new or changed; None: see `difference`."""
     key = KEYS[name]
     old = {key(item): item for item in before.get(name, ())}
     new = [key(item) for item in after[name]]
     known = set(new)
+    if len(old) < len(before.get(name, ())) or len(known) < len(new):
+        return None
     if [one for one in old if one in known] != [one for one in new if one in old]:
         return None
     gone = [place for place, one in enumerate(old) if one not in known]

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from aliquot import slices
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     Handler = Callable[[Request], Awaitable[Response]]
 
 LARGEST_BODY = 1 << 18
+BODY_SECONDS = 10.0  # anybody can begin a request for a proof, and then be silent
 PING_SECONDS = 15.0
 
 _LINES = 1000  # of CSV, in one piece
@@ -252,15 +254,17 @@ def _csv(lines: Iterator[str], name: str) -> Response:
 
 async def read_body(request: Request, operation: str) -> dict[str, Any]:
     """The body of a request, as the document has it."""
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > LARGEST_BODY:
-            raise ProblemError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body is longer than {LARGEST_BODY} bytes",
-                "Send less.",
-            )
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            content = await _read_all(request)
+    except TimeoutError as error:
+        raise ProblemError(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"the body did not come within {BODY_SECONDS:.0f} s",
+            "Send it again.",
+        ) from error
+    except ClientDisconnect as error:  # nobody reads this, and it is no defect for the log
+        raise InvalidValueError("the body has no end") from error
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise InvalidValueError(
@@ -273,6 +277,19 @@ async def read_body(request: Request, operation: str) -> dict[str, Any]:
     schema.check(body, openapi.OPERATIONS[operation]["body"])
     assert isinstance(body, dict)  # noqa: S101 - checked above
     return body
+
+
+async def _read_all(request: Request) -> bytearray:
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > LARGEST_BODY:
+            raise ProblemError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body is longer than {LARGEST_BODY} bytes",
+                "Send less.",
+            )
+    return content
 
 
 def read_query(request: Request, operation: str) -> dict[str, Any]:

@@ -16,13 +16,13 @@ import os
 import sqlite3
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 STEP, COARSE_STEP = 15, 900
@@ -335,19 +335,26 @@ class HistoryStore:
         name: str | None = None,
         gpu: str | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Points of all series of a kind, or of one; from a connection of its own."""
+        """Points of all series of a kind, or of one; from a connection of its own.
+
+        Those of one series are read at once: who takes them slowly, or never takes the rest, keeps
+        no old state of the file, and so does not make its log grow.
+        """
         table = "coarse" if coarse else "points"
         busy = "CAST(busy AS REAL) / nullif(measured, 0)" if coarse else "busy"
-        wanted, given = "kind = ? AND at >= ?", [kind, int(since)]
+        wanted, given = "kind = ?", [kind]
         for column, value in (("name", name), ("gpu", gpu)):
             if value is not None:
                 wanted, given = f"{wanted} AND {column} = ?", [*given, value]
-        query = (
-            f"SELECT name, gpu, at, used, part, {busy} FROM series JOIN {table} ON series = id"  # noqa: S608 - our own words
-            f" WHERE {wanted} ORDER BY id, at"
+        every = f"SELECT id, name, gpu FROM series WHERE {wanted} ORDER BY id"  # noqa: S608 - our own words
+        points = (
+            f"SELECT at, used, part, {busy} FROM {table}"  # noqa: S608 - our own words
+            " WHERE series = ? AND at >= ? ORDER BY at"
         )
-        for name_, gpu_, at, *figures in self._read(query, given):
-            yield _point((name_, gpu_), at, tuple(figures))
+        with self._reader() as read:
+            for series, *names in read(every, given):
+                for at, *figures in read(points, [series, int(since)]):
+                    yield _point((names[0], names[1]), at, tuple(figures))
 
     def gpus_of(self, name: str) -> list[str]:
         """The GPUs of a slice that has points."""
@@ -402,21 +409,31 @@ class HistoryStore:
                 return False
             return True
 
-    def _read(self, query: str, given: Iterable[Any] = ()) -> Iterator[Any]:
-        """Rows, read beside what is written; nothing if the store cannot be read."""
-        if not self.path.exists():
-            return
+    def _read(self, query: str, given: Iterable[Any] = ()) -> list[Any]:
+        """All rows of one query; none if the store cannot be read."""
+        with self._reader() as read:
+            return read(query, given)
+
+    @contextmanager
+    def _reader(self) -> Iterator[Callable[[str, Iterable[Any]], list[Any]]]:
+        """Reads beside what is written: all rows of a query, or none if that cannot be."""
+        reader: sqlite3.Connection | None = None
+
+        def read(query: str, given: Iterable[Any]) -> list[Any]:
+            nonlocal reader
+            try:
+                if reader is None and self.path.exists():
+                    uri = f"{self.path.absolute().as_uri()}?mode=ro"
+                    reader = sqlite3.connect(uri, _BUSY_SECONDS, uri=True, check_same_thread=False)
+                return [] if reader is None else reader.execute(query, tuple(given)).fetchall()
+            except sqlite3.Error:
+                return []
+
         try:
-            uri = f"{self.path.absolute().as_uri()}?mode=ro"
-            reader = sqlite3.connect(uri, _BUSY_SECONDS, uri=True, check_same_thread=False)
-        except sqlite3.Error:
-            return
-        try:
-            yield from reader.execute(query, tuple(given))
-        except sqlite3.Error:
-            return
+            yield read
         finally:
-            reader.close()
+            if reader is not None:
+                reader.close()
 
 
 def _point(

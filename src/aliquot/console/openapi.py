@@ -734,7 +734,7 @@ def _operation(name: str, operation: dict[str, Any]) -> dict[str, Any]:
     if name in {"proof", "openapi"}:
         found["security"] = []
     default = (400,) if "query" in operation else ()
-    own = operation.get("problems", default)
+    own = {*operation.get("problems", default), *((408,) if "body" in operation else ())}
     for problem in sorted({*own, 403, 421, *(() if name == "openapi" else (401,))}):
         found["responses"][str(problem)] = {
             "description": HTTPStatus(problem).phrase,

@@ -9,9 +9,9 @@ name that may be known and a key that may not:
 - `session.expires.nonce`: a restarted console still accepts it.
 
 A page never sends a key. It sends the name and a challenge first, and the console proves that it
-knows the key, for the host that was asked (`Run.prove`). Then the page's requests carry a signature
-that only this run of this console accepts (`Run.accepts`). So a program that takes the port after
-the console has ended can neither prove anything, nor use what a page has sent.
+knows the key, for the host that was asked (`SignIn.prove`). Then the page's requests carry a
+signature that only this run of this console accepts (`SignIn.accepts`). So a program that takes the
+port after the console has ended can neither prove anything, nor use what a page has sent.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from aliquot.slices import state_directory
 
 CODE_SECONDS = 600.0
 SESSION_SECONDS = 12 * 3600.0
+SET_BACK_SECONDS = 600.0  # by so much the clock may be set back, and credentials stay
 
 _TOKEN_BYTES = 32
 _NONCE_BYTES = 12
@@ -39,10 +40,8 @@ def read_token(folder: Path) -> str:
     """The token of a console's folder; StateError if others could have read or written it."""
     state_directory.make_directory(folder)
     path = folder / "token"
-    with suppress(FileExistsError):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(_TOKEN_BYTES))
+    if not os.path.lexists(path):
+        _make_token(path)
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(handle, encoding="ascii") as file:
         found, token = os.fstat(file.fileno()), file.read(2 * _TOKEN_BYTES + 1)
@@ -52,6 +51,19 @@ def read_token(folder: Path) -> str:
             f"Remove it, and the next start makes another: rm {path}",
         )
     return token
+
+
+def _make_token(path: Path) -> None:
+    """Have a token there, whole: a start at the same time reads it, and the disk may be full."""
+    new = path.with_name(f"token.{secrets.token_hex(4)}")
+    try:
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(_TOKEN_BYTES))
+        with suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def make_code(token: str) -> str:
@@ -69,13 +81,22 @@ class Session:
     expires: float
 
 
+def _steady() -> float:
+    """A clock that nobody sets, and that runs while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 @dataclass
 class SignIn:
-    """Checks tokens and credentials in one run of a console, from `since` on."""
+    """Checks tokens and credentials in one run of a console, from `since` on.
+
+    The clock may be set meanwhile: how long the console runs is known by one that nobody sets.
+    """
 
     token: str
     since: float
     run: str = field(default_factory=lambda: secrets.token_urlsafe(_NONCE_BYTES))
+    _begun: float = field(default_factory=_steady)
     _used: dict[str, float] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
 
@@ -106,8 +127,9 @@ class SignIn:
         """Use a link's credential up; whether it was not used before."""
         if name in self._used:
             return False
-        now = time.time()
-        self._used = {one: at for one, at in self._used.items() if at >= now - CODE_SECONDS}
+        now = _steady()
+        longest = CODE_SECONDS + SET_BACK_SECONDS
+        self._used = {one: at for one, at in self._used.items() if at >= now - longest}
         self._used[name] = now
         return True
 
@@ -129,12 +151,14 @@ class SignIn:
                 return self.token
             case ["code", whole, part, nonce] if _is_written(whole, part, nonce):
                 issued, now = float(f"{whole}.{part}"), time.time()
-                old = max(self.since, now - CODE_SECONDS)
-                if issued < old or issued > now + CODE_SECONDS or name in self._used:
+                since = min(self.since, now - (_steady() - self._begun))
+                old = max(since, now - CODE_SECONDS)
+                if issued < old or issued > now + SET_BACK_SECONDS or name in self._used:
                     return None
             case ["session", expires, nonce] if _is_written(expires, "0", nonce):
                 left = float(expires) - time.time()
-                if not 0 < left <= SESSION_SECONDS + 1 or name in self._ended:
+                most = SESSION_SECONDS + SET_BACK_SECONDS
+                if not 0 < left <= most or name in self._ended:
                     return None
             case _:
                 return None

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aliquot import slices
@@ -45,6 +45,7 @@ MOST_HISTORIES = 4096
 MOST_JOBS = 500  # in the live list; the API has all
 
 _TIMEOUT = 10.0
+_UNREADABLE = "the console cannot read the machine now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,12 @@ class History:
     points: deque[tuple[float, int, float | None]] = field(default_factory=deque)
 
     def add(self, at: float, used_bytes: int, got_ratio: float | None) -> None:
-        """Add a point, and forget those that are too old."""
+        """Add a point, and forget those that are too old.
+
+        And those of the future: the clock was set back, and they would not grow old for long.
+        """
+        while self.points and self.points[-1][0] > at:
+            self.points.pop()
         self.points.append((at, used_bytes, got_ratio))
         while self.points[0][0] < at - HISTORY_SECONDS:
             self.points.popleft()
@@ -149,7 +155,7 @@ class Machine:
             raise control.NoArbiterError("no arbiter runs here, so there are no grants")
         _, grant = slices.find_grant([found], checked)
         histories = [
-            (part.gpu_uuid, self._histories.get(key(grant, part.gpu_uuid), History()))
+            (part.gpu_uuid, list(self._histories.get(key(grant, part.gpu_uuid), History()).points))
             for part in grant.slices
         ]
         return {
@@ -158,12 +164,12 @@ class Machine:
             "slices": [
                 {
                     "gpu": uuid,
-                    "times": [point[0] for point in list(one.points)],
-                    "part_bytes": [None for _ in list(one.points)],
-                    "used_bytes": [point[1] for point in list(one.points)],
-                    "got_ratio": [point[2] for point in list(one.points)],
+                    "times": [point[0] for point in points],
+                    "part_bytes": [None for _ in points],
+                    "used_bytes": [point[1] for point in points],
+                    "got_ratio": [point[2] for point in points],
                 }
-                for uuid, one in histories
+                for uuid, points in histories
             ],
         }
 
@@ -244,10 +250,13 @@ class LiveSnapshots:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Read on and on."""
+        """Read on and on, also after a reading that failed: a disk may be full for a while."""
         while True:
             begun = time.monotonic()
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception as error:  # noqa: BLE001 - the next reading may succeed
+                self._note(error)
             took = time.monotonic() - begun
             pause = WATCHED_SECONDS if self.watchers else ALONE_SECONDS
             self._wake.clear()
@@ -270,6 +279,17 @@ class LiveSnapshots:
             self.number += 1
             self._whole = None
         self._tell()
+
+    def _note(self, error: Exception) -> None:
+        """Say beside what was read before that the machine cannot be read now."""
+        view = self.newest.machine
+        if view:
+            notes = [one for one in view["notes"] if not one.startswith(_UNREADABLE)]
+            view = {**view, "notes": [*notes, f"{_UNREADABLE}: {error}"]}
+            self.newest, self.deltas = replace(self.newest, machine=view), {}
+            self.number += 1
+            self._whole = None
+            self._tell()
 
     def event_bytes(self, last: int) -> list[tuple[bytes, bytes]]:
         """Events for a page that has got the snapshot `last`: their names and contents."""

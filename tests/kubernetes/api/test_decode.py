@@ -42,6 +42,13 @@ def test_a_text_that_ends_too_early_is_an_error(text: str) -> None:
     assert decode_plan(text) is None
 
 
+def test_a_string_without_an_end_is_read_once() -> None:
+    """An annotation may have 256 KiB. To search on from each quotation mark would take minutes."""
+    text = "[" * LEVELS + '"' + '\\"' * 120_000
+    with pytest.raises(msgspec.DecodeError):
+        decode_json(text, object)
+
+
 def test_a_job_whose_template_is_nested_deep_is_read() -> None:
     template = '{"spec": {"containers": [], "dnsConfig": ' + nested('{"a":', "1", LEVELS) + "}}"
     spec = f'{{"workers": {{"min": 1, "max": 1}}, "template": {template}, "queue": "q"}}'

@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 
 from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.cluster.cluster import Cluster
+from aliquot.kubernetes.cluster.membership import membership_of
+from aliquot.kubernetes.extender.planner import Planner
+from kubernetes.builders import make_node, make_pod
 from kubernetes.extender.replica import Replica
 from kubernetes.fake_api import until
 from kubernetes.gangs.world import World, is_bound, played
@@ -32,6 +37,23 @@ def test_annotations_of_a_tenant_stop_no_other_gang(value: str) -> None:
         await is_bound(world, "honest", 2)
 
     played(World(8, 32), play)
+
+
+@pytest.mark.parametrize("value", ["9" * 200_000, "x," * 100_000], ids=["digits", "words"])
+def test_a_long_annotation_is_not_repeated_for_every_node(value: str) -> None:
+    """An answer about 5,000 nodes would have a gigabyte, for the extender and kube-scheduler."""
+    cluster = Cluster()
+    cluster.set_node("n1", make_node("n1", 2))
+    planner = Planner(cluster, (ALIQUOT,))
+    refused = 0
+    for name in (one for one in vars(names).values() if str(one).startswith(f"{names.GROUP}/")):
+        pod = make_pod(memory=8, annotations={names.GANG: "g", name: value})
+        answer = planner.filter(pod, ["n1"]).refused.get("n1", "")
+        refused += bool(answer)
+        membership = membership_of(pod)
+        assert membership is not None
+        assert max(len(answer), len(membership.problem)) < 1500, name
+    assert refused > 5
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ def said(value: str) -> dict[str, Any]:
         ([], None),
         ([{"name": "OTHER", "value": "video"}], None),
         ([said("all")], None),
+        ([{"name": CAPABILITIES}], {"compute", "utility"}),  # as the API server has an empty value
         ([said("video"), said("compute,utility")], {"compute", "utility"}),
         ([said("$(FROM_ANOTHER)")], None),
         ([{"name": CAPABILITIES, "valueFrom": {"configMapKeyRef": {"name": "c"}}}], None),

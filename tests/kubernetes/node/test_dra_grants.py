@@ -11,13 +11,16 @@ import msgspec
 import pytest
 
 import support
+from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import ResourceClaim
+from aliquot.kubernetes.api.objects import PODS, Meta, Pod
 from aliquot.kubernetes.node.dra import prepare
 from aliquot.kubernetes.node.dra.parameters import InvalidClaimError
 from aliquot.kubernetes.node.dra.prepare import ClaimGrants, ClaimRefusedError
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
+from aliquot.kubernetes.node.pods import GpuPod
 from aliquot.model.errors import AliquotError, ArbiterError
 from kubernetes.node.dra_objects import NODE, claim, parameters, result
 from support import GIB
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
-    from aliquot.kubernetes.node.pods import GpuPod
 
 Json = dict[str, Any]
 A, B = support.uuid_of(0), support.uuid_of(1)
@@ -41,10 +43,12 @@ class FakeArbiter:
     busy: set[str] = field(default_factory=set)
     away: bool = False
     made: int = 0
+    together: set[str | None] = field(default_factory=set)
 
-    async def make(self, grant: ContainerGrant, *_: Any) -> None:
+    async def make(self, grant: ContainerGrant, together: str | None) -> None:
         await self._answer()
         self.made += 1
+        self.together.add(together)
         self.grants[grant.name] = grant
 
     async def end(self, name: str) -> bool:
@@ -83,13 +87,16 @@ class FakeInjection:
 
 
 class FakeClaims:
-    """The claims in the API server."""
+    """The claims in the API server, and perhaps a pod."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
+        self.pod: Pod | None = None
 
-    async def get(self, _: Any, name: str, namespace: str) -> ResourceClaim:
+    async def get(self, of: Any, name: str, namespace: str) -> ResourceClaim | Pod:
         await asyncio.sleep(0)
+        if of is PODS and self.pod is not None:
+            return self.pod
         if name not in self.objects:
             raise ApiError(404, "NotFound", f"{namespace}/{name} is not there")
         return msgspec.json.decode(msgspec.json.encode(self.objects[name]), type=ResourceClaim)
@@ -127,10 +134,10 @@ class World:
         self._checkpoint = Checkpoint(folder / "node.json")
         self.restart()
 
-    def restart(self) -> None:
-        """A new agent, which knows what the checkpoint has."""
+    def restart(self, memory: int = 80 * GIB) -> None:
+        """A new agent, which knows what the checkpoint has; GPUs may have other memory now."""
         data = self._checkpoint.load()
-        gpus = [HostGpu(uuid, index, 80 * GIB) for index, uuid in enumerate((A, B))]
+        gpus = [HostGpu(uuid, index, memory) for index, uuid in enumerate((A, B))]
         self.saved = SavedAllocations(NodeAllocations(gpus, 2, data.grants), self._checkpoint)
         client: Any = self.claims
         parts: dict[str, Any] = {
@@ -180,6 +187,21 @@ def test_a_claim_that_is_prepared_again_has_the_same_grant_also_after_a_restart(
         await world.unprepare(one)
         assert not world.granted
         assert not world.arbiter.grants
+
+    asyncio.run(example())
+
+
+def test_a_pod_that_the_agent_does_not_know_yet_holds_gpus_together_with_others(
+    world: World,
+) -> None:
+    async def example() -> None:
+        notes = {names.TOGETHER: "ring"}
+        world.claims.pod = Pod(Meta(name="pod", namespace="default", uid="pod", annotations=notes))
+        await world.prepare(world.put(claim("one", result(A))))
+        assert world.arbiter.together == {GpuPod(world.claims.pod).together}
+        world.claims.pod = Pod(Meta(name="pod", namespace="default", uid="new", annotations=notes))
+        await world.prepare(world.put(claim("two", result(A))))
+        assert None in world.arbiter.together, "another pod of that name"
 
     asyncio.run(example())
 
@@ -301,6 +323,46 @@ def test_a_claim_of_gone_pods_is_released_only_if_it_is_gone_itself(world: World
         world.arbiter.busy.clear()
         await world.driver.release_forgotten()
         assert not world.granted
+
+    asyncio.run(example())
+
+
+def test_a_claim_keeps_its_grant_for_its_next_pod_after_an_update_of_the_driver(
+    world: World,
+) -> None:
+    """The driver may say another size for the same GPU, and a pod of the claim still runs."""
+
+    async def example() -> None:
+        one = world.put(claim("one", result(A, "whole"), pods=("a",)))
+        await world.prepare(one)
+        before = world.granted
+        world.put(claim("one", result(A, "whole"), pods=("b",)))
+        world.pods.gone.add("a")
+        world.restart(79 * GIB)
+        await world.driver.release_forgotten()
+        assert world.granted == before
+        assert set(world.arbiter.grants) == set(before.values())
+        (grant,) = world.saved.allocations.saved()
+        assert (grant.owner.pod, grant.claim and grant.claim.pods) == ("b", ("b",))
+
+    asyncio.run(example())
+
+
+def test_claims_whose_processes_do_not_end_keep_the_agent_from_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop that releases them also looks for programs that use a GPU past Aliquot."""
+    monkeypatch.setattr(prepare, "END_SECONDS", 3600.0)
+
+    async def example() -> None:
+        one = world.put(claim("one", result(A), pods=("a",)))
+        await world.prepare(one)
+        world.claims.objects.clear()
+        world.pods.gone.add("a")
+        world.arbiter.busy.update(world.arbiter.grants)
+        async with asyncio.timeout(60):
+            await world.driver.release_forgotten()
+        assert world.granted
 
     asyncio.run(example())
 

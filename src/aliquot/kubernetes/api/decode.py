@@ -14,7 +14,9 @@ import msgspec
 
 DEEPEST = 100
 _DIGITS = 18
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A string that has no end goes to the end of the text: to look for its end again from each of its
+# quotation marks would take minutes.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 T = TypeVar("T")
 
@@ -34,6 +36,14 @@ def whole_number(text: str) -> int | None:
     Python refuses to convert a text of thousands of digits.
     """
     return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdecimal() else None
+
+
+def shortened(text: str, most: int = 500) -> str:
+    """A text for a message, and of a long one the beginning.
+
+    What a pod's author wrote is repeated for every node in an answer to kube-scheduler.
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _cut(text: bytes) -> bytes:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.decode import shortened
 from aliquot.kubernetes.api.neighbours import PodWishes, wishes_of
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.model import (
@@ -62,7 +63,7 @@ class InvalidRequestError(AliquotError):
     """A pod's request is invalid; `reason` is the reason of its event."""
 
     def __init__(self, reason: str, message: str, hint: str) -> None:
-        super().__init__(message, hint)
+        super().__init__(shortened(message), hint)
         self.reason = reason
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aliquot.kubernetes.api.decode import whole_number
+from aliquot.kubernetes.api.decode import shortened, whole_number
 from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE, PLACEHOLDER, PREEMPTS
 from aliquot.kubernetes.api.requests import InvalidRequestError
 
@@ -236,4 +236,5 @@ def _size(text: str | None, name: str = GANG_SIZE) -> tuple[int | None, str]:
     number = whole_number(text.strip())
     if number is not None and 1 <= number <= LARGEST:
         return number, ""
-    return None, f"{name} is {text!r}. Write the number of its pods, 1 to {LARGEST}."
+    said = shortened(repr(text))
+    return None, f"{name} is {said}. Write the number of its pods, 1 to {LARGEST}."

@@ -122,8 +122,11 @@ class Agent:
         checkpoint = Checkpoint(options.home / CHECKPOINT)
         allocations = restore_allocations(options, machine, checkpoint.load())
         self.saved = SavedAllocations(allocations, checkpoint)
+        claimed = any(grant.claim is not None for grant in allocations.saved())  # before a switch
         self.pods = NodePods(
-            options.presets, lambda: self.watch.synced, with_resource_claims=options.dra
+            options.presets,
+            lambda: self.watch.synced,
+            with_resource_claims=options.dra or claimed,
         )
         self.watch = Watch(
             client, NODE_PODS, self.pods.observe, fields=f"spec.nodeName={options.node}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -44,10 +44,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Variable(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A variable of a container; without a value it comes from elsewhere."""
+    """A variable of a container. The API server leaves out an empty value."""
 
     name: str = ""
-    value: str | None = None
+    value: str = ""
+    value_from: dict[str, Any] | None = None
 
 
 class NodeContainer(Container, frozen=True, rename="camel", omit_defaults=True):
@@ -164,8 +165,9 @@ class GpuPod:
         for one in (*spec.init_containers, *spec.containers):
             if one.name == container and isinstance(one, NodeContainer):
                 said = [variable for variable in one.env if variable.name == CAPABILITIES]
-                value = said[-1].value if said else None
-                return None if value is None or "$(" in value else parse_capabilities(value)
+                if not said or said[-1].value_from is not None or "$(" in said[-1].value:
+                    return None
+                return parse_capabilities(said[-1].value)
         return None
 
     def request(self, container: str) -> ContainerRequest | None:

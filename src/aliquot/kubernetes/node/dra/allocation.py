@@ -85,6 +85,16 @@ def grant_of(
     )
 
 
+def devices_of(claim: ResourceClaim) -> set[tuple[str, str, str | None]]:
+    """Pool, name and share of each device of this driver that a claim has."""
+    allocation = claim.status.allocation
+    return {
+        (one.pool, one.device, one.share_id)
+        for one in (allocation.devices.results if allocation else ())
+        if one.driver == DRIVER
+    }
+
+
 def pods_of(claim: ResourceClaim) -> tuple[str, ...]:
     """The UIDs of the pods that may use a claim."""
     return tuple(one.uid for one in claim.status.reserved_for if _is_pod(one.resource))

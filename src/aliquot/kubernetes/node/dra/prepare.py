@@ -29,8 +29,8 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import RESOURCE_CLAIMS
-from aliquot.kubernetes.api.objects import Meta, Pod
-from aliquot.kubernetes.node.dra.allocation import grant_of
+from aliquot.kubernetes.api.objects import PODS, Meta, Pod
+from aliquot.kubernetes.node.dra.allocation import devices_of, grant_of, owner_of, pods_of
 from aliquot.kubernetes.node.dra.parameters import InvalidClaimError
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
 from aliquot.kubernetes.node.pods import GpuPod
@@ -101,8 +101,7 @@ class ClaimGrants:
                 grant = await self._record(claim)
                 self._injection.prepare(grant)
                 devices = self._injection.cdi_devices(grant)
-                pod = self._pods.get(grant.owner.uid)
-                await self._arbiter.make(grant, pod.together if pod else None)
+                await self._arbiter.make(grant, await self._together(grant))
             except InvalidClaimError as error:
                 self._tell(claim, error.reason, error)
                 raise
@@ -115,7 +114,7 @@ class ClaimGrants:
         """End a claim's grant; nothing is to be done for an unknown claim."""
         async with self._lock(uid):
             if (grant := self._find(uid)) is not None:
-                await self._end(grant)
+                await self._end(grant, END_SECONDS)
 
     async def keep(self, status: Status) -> None:
         """Make again the grants that the arbiter does not have by this status."""
@@ -168,9 +167,9 @@ class ClaimGrants:
         before = self._find(claim.metadata.uid)
         if before is not None:
             if _is_same(before, wanted):
-                return self._renew(before, wanted)
+                return self._renew(before, claim)
             _log.warning("a resource claim has other devices now", grant=before.name)
-            await self._end(before)
+            await self._end(before, END_SECONDS)
         if not self._injection.uses_cdi:
             raise ClaimRefusedError(
                 "the node's container runtime hands no CDI devices to containers, which resource"
@@ -189,20 +188,20 @@ class ClaimGrants:
             ) from error
         return grant
 
-    def _renew(self, before: ContainerGrant, wanted: ContainerGrant) -> ContainerGrant:
+    def _renew(self, before: ContainerGrant, claim: ResourceClaim) -> ContainerGrant:
         """The same grant with its pods of now."""
-        claim = msgspec.structs.replace(_ref(wanted), made=_ref(before).made)
-        now = msgspec.structs.replace(before, owner=wanted.owner, claim=claim)
+        ref = msgspec.structs.replace(_ref(before), pods=pods_of(claim))
+        now = msgspec.structs.replace(before, owner=owner_of(claim), claim=ref)
         if now != before:
             with self._saved.changing() as allocations:
                 allocations.change(now)
         return now
 
-    async def _end(self, grant: ContainerGrant) -> None:
-        """End a grant and free its GPUs; ClaimRefusedError while processes have it."""
-        deadline = time.monotonic() + END_SECONDS
+    async def _end(self, grant: ContainerGrant, patience: float = 0.0) -> None:
+        """End a grant and free its GPUs; ClaimRefusedError if processes have it for so long."""
+        deadline = time.monotonic() + patience
         while not await self._arbiter.end(grant.name):
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise ClaimRefusedError(
                     f"processes still run in grant {grant.name} of {grant.owner}",
                     "It is tried again; aliquot ps on the node shows them.",
@@ -216,9 +215,8 @@ class ClaimGrants:
         grant = self._saved.allocations.grants.get(name)
         if grant is None:
             return
-        pod = self._pods.get(grant.owner.uid)
         try:
-            await self._arbiter.make(grant, pod.together if pod else None)
+            await self._arbiter.make(grant, await self._together(grant))
         except AliquotError as error:
             if name not in self._not_made:
                 _log.warning("cannot make a grant again yet", grant=name, why=error.message)
@@ -226,6 +224,20 @@ class ClaimGrants:
         else:
             self._not_made.discard(name)
             _log.info("made a grant that the arbiter had not", grant=name, owner=str(grant.owner))
+
+    async def _together(self, grant: ContainerGrant) -> str | None:
+        """The group of its pod, which the kubelet may know before the watch does."""
+        owner = grant.owner
+        pod = self._pods.get(owner.uid)
+        if pod is None and owner.pod:
+            try:
+                found = await self._client.get(PODS, owner.pod, owner.namespace)
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+            else:
+                pod = GpuPod(found) if found.metadata.uid == owner.uid else None
+        return pod.together if pod else None
 
     async def _release_if_gone(self, known: ResourceClaimRef) -> None:
         async with self._lock(known.uid):
@@ -246,15 +258,15 @@ class ClaimGrants:
             await self._end(grant)
 
     def _has_devices(self, claim: ResourceClaim, grant: ContainerGrant) -> bool:
-        """Whether a claim still has the devices of its grant; if so, its pods are noted."""
-        allocations = self._saved.allocations
-        try:
-            wanted = grant_of(claim, self._node, allocations.gpus, allocations.shares)
-        except InvalidClaimError:
+        """Whether a claim still has the devices of its grant; if so, its pods are noted.
+
+        What these devices have may be another now, after an update of the driver for example.
+        """
+        if devices_of(claim) != {
+            (one.pool, one.device, one.share_id) for one in _ref(grant).devices
+        }:
             return False
-        if not _is_same(grant, wanted):
-            return False
-        self._renew(grant, wanted)
+        self._renew(grant, claim)
         return True
 
     def _find(self, uid: str) -> ContainerGrant | None:
