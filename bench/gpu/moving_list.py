@@ -87,7 +87,7 @@ SIMULATED = {
     "turns": (
         "overcommit.py",
         *("--slice", "137", "--alone", "1", "--rounds", "2", "--seconds", "60"),
-        *("--swap-wait", "4", "--service", "1", "--overcommit", "2"),
+        *("--swap-wait", "4", "--service", "1", "--overcommit", "2", "--host-memory", "300"),
     ),
 }
 

@@ -5,8 +5,7 @@
 
 #include <stdio.h>
 
-/* Whether its slices are free for others. */
-static bool is_away(const struct grant *grant)
+bool capacity_is_away(const struct grant *grant)
 {
 	return grant_state(grant) == ALIQUOT_GRANT_PARKED && !grant_keeps_room(grant) &&
 	       !grant_is_off(grant);
@@ -15,7 +14,7 @@ static bool is_away(const struct grant *grant)
 /* The grant's slice of that GPU, or NULL: it has none, or is parked. */
 static const struct aliquot_slice_limits *slice_on(const struct grant *grant, const struct gpu *gpu)
 {
-	if (!grant || !grant->limits || is_away(grant))
+	if (!grant || !grant->limits || capacity_is_away(grant))
 		return NULL;
 	for (uint32_t i = 0; i < grant->slice_count; i++)
 		if (grant->gpus[i] == gpu)
@@ -30,11 +29,10 @@ static uint32_t share_of(const struct aliquot_slice_limits *slice)
 	return atomic_load(&slice->compute_percent);
 }
 
-/* What the grant has of that GPU. */
-static uint64_t bytes_on(const struct grant *grant, const struct gpu *gpu)
+uint64_t capacity_bytes_on(const struct grant *grant, const struct gpu *gpu)
 {
 	uint64_t sum = 0;
-	bool parked = is_away(grant);
+	bool parked = capacity_is_away(grant);
 	for (uint32_t i = 0; grant->limits && i < grant->slice_count; i++)
 		if (grant->gpus[i] == gpu)
 			sum += parked ? residence_staying_bytes(grant)
@@ -46,7 +44,7 @@ uint64_t capacity_granted_bytes(struct arbiter *arbiter, const struct gpu *gpu)
 {
 	uint64_t sum = movers_bytes(arbiter, gpu);
 	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
-		sum += bytes_on(grant, gpu);
+		sum += capacity_bytes_on(grant, gpu);
 	return sum;
 }
 
@@ -56,7 +54,7 @@ void capacity_free(struct arbiter *arbiter, const struct gpu *gpu, const struct 
 	uint64_t granted = capacity_granted_bytes(arbiter, gpu);
 	uint32_t used = 0;
 	if (except)
-		granted -= bytes_on(except, gpu);
+		granted -= capacity_bytes_on(except, gpu);
 	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
 		if (grant != except)
 			used += share_of(slice_on(grant, gpu));
@@ -76,55 +74,9 @@ uint64_t capacity_present_bytes(struct arbiter *arbiter, const struct gpu *gpu,
 	uint64_t sum = movers_bytes(arbiter, gpu);
 	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
 		if (grant != except && (!returns_by_turn(grant) || grant->gpus[0] == gpu))
-			sum += returns_by_turn(grant) ? residence_staying_bytes(grant) : bytes_on(grant, gpu);
+			sum += returns_by_turn(grant) ? residence_staying_bytes(grant)
+			                              : capacity_bytes_on(grant, gpu);
 	return sum;
-}
-
-/* Whether it takes turns with memory on that GPU, and is not suspended. */
-static bool takes_turns(const struct grant *grant, const struct gpu *gpu)
-{
-	return grant->record && grant->record->turn.takes && grant->gpus[0] == gpu && !is_away(grant);
-}
-
-static uint64_t fixed_part(uint64_t bytes)
-{
-	return bytes < CAPACITY_FIXED_BYTES ? bytes : CAPACITY_FIXED_BYTES;
-}
-
-bool capacity_check_turns(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
-                          const struct grant *except, struct failure *failure)
-{
-	uint64_t all = movers_bytes(arbiter, gpu), together, fixed = 0, largest = 0;
-	together = all;
-	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next) {
-		uint64_t its = grant == except ? 0 : bytes_on(grant, gpu);
-		all += its;
-		if (grant == except || !takes_turns(grant, gpu)) {
-			together += its;
-			continue;
-		}
-		largest = its > largest ? its : largest;
-		fixed += fixed_part(its);
-	}
-	uint64_t most = gpu->memory_bytes / 100 * arbiter->overcommit_percent;
-	if (all > most || bytes > most - all)
-		return failure_set(
-			failure, "no-capacity",
-			"GPU %u (%s) has %llu MiB, swappable slices may have %u %% of that, and %llu MiB are "
-			"granted: %llu MiB requested",
-			gpu->index, gpu->uuid_text, mib_of(gpu->memory_bytes), arbiter->overcommit_percent,
-			mib_for(all), mib_for(bytes));
-	/* Each by itself, beside what the others cannot move. */
-	uint64_t alone = together + (bytes > largest
-	                                 ? bytes + fixed
-	                                 : largest + fixed - fixed_part(largest) + fixed_part(bytes));
-	if (alone <= gpu->memory_bytes)
-		return true;
-	return failure_set(
-		failure, "no-capacity",
-		"GPU %u (%s) has %llu MiB: %llu MiB requested, and %llu MiB are needed for one "
-		"swappable slice with what does not move",
-		gpu->index, gpu->uuid_text, mib_of(gpu->memory_bytes), mib_for(bytes), mib_for(alone));
 }
 
 bool capacity_check_present(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,

@@ -5,8 +5,8 @@
  * on its GPU (residence.h); unless a program waits for a grant that was idle (parking.h). Each check returns false
  * and fills `failure` if the request does not fit.
  *
- * Slices that take turns with memory (rotation.h) may be granted more than the GPU has: capacity_check_turns
- * says how much more, capacity_check_present what is there now. A slice that is off its GPU counts as granted. So
+ * Slices that take turns with memory (rotation.h) may be granted more than the GPU has: overcommit.h says how
+ * much more, capacity_check_present what is there now. A slice that is off its GPU counts as granted. So
  * a slice without turns is granted only what all others would leave if they were there.
  *
  * users.h has the limits of one user over all GPUs.
@@ -16,6 +16,12 @@
 
 #include "control_parse.h"
 #include "grant.h"
+
+/* Whether the grant's slices are free for others: it is parked, and not for others' turn. */
+bool capacity_is_away(const struct grant *grant);
+
+/* What the grant has of that GPU. */
+uint64_t capacity_bytes_on(const struct grant *grant, const struct gpu *gpu);
 
 /* Bytes of that GPU in the limits of all grants that are not parked, and what parked ones have left there.
  * Also what its mover takes. */
@@ -29,13 +35,6 @@ void capacity_free(struct arbiter *arbiter, const struct gpu *gpu, const struct 
 uint64_t capacity_present_bytes(struct arbiter *arbiter, const struct gpu *gpu,
                                 const struct grant *except);
 
-/* What a slice that is off its GPU is expected to leave there at least: contexts. */
-#define CAPACITY_FIXED_BYTES (UINT64_C(1) << 30)
-
-/* Whether a slice that takes turns may be granted: all limits together are within overcommit_percent, and each
- * such slice fits by itself. */
-bool capacity_check_turns(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
-                          const struct grant *except, struct failure *failure);
 /* Whether a slice that takes turns fits beside what is there now. */
 bool capacity_check_present(struct arbiter *arbiter, const struct gpu *gpu, uint64_t bytes,
                             const struct grant *except, struct failure *failure);

@@ -8,6 +8,7 @@
 #include "identity.h"
 #include "log.h"
 #include "measure.h"
+#include "overcommit.h"
 #include "parking.h"
 #include "residence.h"
 #include "resize.h"
@@ -227,7 +228,8 @@ static bool answer_move(struct connection *connection, const struct control_requ
 		return failure_set(failure, "not-allowed",
 		                   "only root and the arbiter's user may move the memory of a grant");
 	struct grant *grant = grant_to_change(connection, request, failure);
-	if (!grant || !residence_set(grant, request->on_host, failure))
+	if (!grant || (request->on_host && !overcommit_may_leave(grant->arbiter, grant, failure)) ||
+	    !residence_set(grant, request->on_host, failure))
 		return false;
 	if (request->on_host)
 		residence_leave(grant, 0); /* a part of it may be there */

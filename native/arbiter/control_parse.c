@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define SPILL_MOST_BYTES (UINT64_C(1) << 46)
+#define OVERCOMMIT_MOST 1000u
 #define SWAP_WAIT_LEAST_MS UINT64_C(2000)
 #define SWAP_WAIT_MOST_MS (UINT64_C(3600) * 1000)
 #define PARK_AFTER_MOST_MS (UINT64_C(10) * 365 * 24 * 3600 * 1000)
@@ -250,6 +251,15 @@ static const char *parse_swap_wait(struct text text, struct control_request *out
 	return valid ? NULL : "swap-wait must be a number of milliseconds, 2 s to 1 h";
 }
 
+static const char *parse_overcommit(struct text text, struct control_request *out)
+{
+	if (out->overcommit_percent)
+		return "a setting is given twice";
+	bool valid = parse_number(text, OVERCOMMIT_MOST, &out->overcommit_percent) &&
+	             out->overcommit_percent >= 100;
+	return valid ? NULL : "overcommit must be a percentage of a GPU's memory, 100 to 1000";
+}
+
 static const char *parse_park_if(struct text text, struct control_request *out)
 {
 	if (out->park_if_wanted)
@@ -335,7 +345,7 @@ static bool takes_slices(const struct control_request *request)
 static const char *const settings_of[] = {
 	[CONTROL_MAKE] = "make takes name=NAME, kept=1, together=NAME, label=NAME, apart=NAME,..., "
 					 "alone=1, swap=1, park-after=MILLISECONDS, park-if=wanted, "
-					 "swap-wait=MILLISECONDS, spill=BYTES, mps=1, owner=UID, "
+					 "swap-wait=MILLISECONDS, overcommit=PERCENT, spill=BYTES, mps=1, owner=UID, "
 					 "pid=PID, started=TICKS and "
 					 "slice=...",
 	[CONTROL_RESIZE] = "resize takes name=NAME, gradual=1, dry-run=1 and slice=...",
@@ -378,6 +388,8 @@ static const char *parse_grant_setting(struct text value, struct control_request
 		return parse_park_if(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "swap-wait"))
 		return parse_swap_wait(value, out);
+	if (has_value && out->kind == CONTROL_MAKE && equals(key, "overcommit"))
+		return parse_overcommit(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "spill"))
 		return parse_spill(value, out);
 	if (has_value && out->kind == CONTROL_MAKE && equals(key, "mps"))
@@ -415,6 +427,8 @@ static const char *parse_grant(struct text rest, bool more, struct control_reque
 		return "park-after needs swap=1";
 	if (out->swap_wait_ms && !out->swap)
 		return "swap-wait needs swap=1";
+	if (out->overcommit_percent && !out->swap)
+		return "overcommit needs swap=1";
 	if (out->park_if_wanted && !out->park_after_ms)
 		return "park-if needs park-after=MILLISECONDS";
 	if (out->spill_bytes && (out->swap || out->slice_count > 1))

@@ -105,9 +105,10 @@ struct control_request {
 	bool swap;                        /* make: its memory can leave the GPU */
 	uint64_t park_after_ms;           /* make: when it is idle for so long; 0: it stays */
 	bool park_if_wanted;              /* make: only if somebody wants its room */
-	uint64_t swap_wait_ms; /* make: it shall be off its GPU no longer; 0: the usual time */
-	uint64_t spill_bytes;  /* make: memory of the host beside the slice's; 0: none */
-	bool mps;              /* make: its programs are clients of an MPS server */
+	uint64_t swap_wait_ms;       /* make: it shall be off its GPU no longer; 0: the usual time */
+	uint64_t overcommit_percent; /* make: overcommit.h; 0: as the arbiter allows */
+	uint64_t spill_bytes;        /* make: memory of the host beside the slice's; 0: none */
+	bool mps;                    /* make: its programs are clients of an MPS server */
 	bool has_state;
 	enum aliquot_grant_state grant_state; /* set-state: the new state */
 	bool has_place;

@@ -103,7 +103,8 @@ struct grant_record {
 	uint64_t staying_bytes; /* on the GPU while the grant is parked: residence.h */
 	struct parked parked;
 	struct memory_turn_record turn;
-	uint64_t mps; /* 1: its programs are clients of an MPS server (mps.h) */
+	uint64_t mps;                /* 1: its programs are clients of an MPS server (mps.h) */
+	uint64_t overcommit_percent; /* overcommit.h; 0: as the arbiter allows */
 };
 
 /* "UID:NAME" */

@@ -34,6 +34,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 	memcpy(grant->record->together, request->together, sizeof(grant->record->together));
 	grant->record->neighbours = request->neighbours;
 	grant->record->mps = request->mps;
+	grant->record->overcommit_percent = request->overcommit_percent;
 	limits->slice_count = grant->slice_count;
 	limits->owner_uid = owner->uid;
 	limits->owner_pid = owner->pid;

@@ -4,6 +4,7 @@
 #include "enum_names.h"
 #include "log.h"
 #include "mps.h"
+#include "overcommit.h"
 
 static void write_state(struct grant *grant, enum aliquot_grant_state state)
 {
@@ -34,7 +35,8 @@ static bool has_room(const struct grant *grant, const struct gpu *gpu, uint64_t 
 	struct arbiter *arbiter = grant->arbiter;
 	if (!grant->record->turn.takes)
 		return capacity_check_memory(arbiter, gpu, bytes, grant, failure);
-	return capacity_check_turns(arbiter, gpu, bytes, grant, failure) &&
+	struct overcommit_slice asked = {gpu, bytes, grant->record->overcommit_percent};
+	return overcommit_check(arbiter, &asked, grant, failure) &&
 	       (waits || capacity_check_present(arbiter, gpu, bytes, grant, failure));
 }
 

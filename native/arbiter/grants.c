@@ -13,6 +13,7 @@
 #include "processes.h"
 #include "residence.h"
 #include "mps.h"
+#include "overcommit.h"
 #include "spill.h"
 #include "unjoined.h"
 
@@ -150,7 +151,8 @@ static bool has_memory(struct arbiter *arbiter, const struct gpu *gpu,
 	if (!take_turns(arbiter, request))
 		return capacity_check_memory(arbiter, gpu, bytes + mover, NULL, failure);
 	*waits = !capacity_check_present(arbiter, gpu, bytes + mover, NULL, &ignored);
-	return capacity_check_turns(arbiter, gpu, bytes + mover, NULL, failure);
+	struct overcommit_slice asked = {gpu, bytes + mover, request->overcommit_percent};
+	return overcommit_check(arbiter, &asked, NULL, failure);
 }
 
 static bool may_make(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
@@ -182,7 +184,8 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 			return false;
 		users_add(&use, asked, request->neighbours.alone ? gpu->memory_bytes : 0);
 	}
-	return spill_check(arbiter, request->spill_bytes, failure) &&
+	uint64_t set_aside = request->spill_bytes ? overcommit_host_bytes(arbiter, NULL, NULL) : 0;
+	return spill_check(arbiter, request->spill_bytes, set_aside, failure) &&
 	       users_check(arbiter, uid, &(struct user_use){0}, &use, failure);
 }
 

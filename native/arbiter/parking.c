@@ -5,6 +5,7 @@
 #include "grant_state.h"
 #include "identity.h"
 #include "log.h"
+#include "overcommit.h"
 #include "residence.h"
 #include "wants.h"
 
@@ -238,6 +239,16 @@ static void begin(struct grant *grant)
 	set_step(grant, PARKING_LEAVING);
 	grant->parking.due_since = 0;
 	move(grant, true);
+}
+
+/* Whether the host has room for its copies; says it if not. */
+static bool has_host(struct grant *grant)
+{
+	struct failure failure = {.reader = grant->owner_uid};
+	bool has = overcommit_may_leave(grant->arbiter, grant, &failure);
+	if (!has)
+		say_why(grant, "%s", failure.text);
+	return has;
 }
 
 void parking_leave(struct grant *grant, uint32_t leave_parts)
@@ -549,7 +560,7 @@ static void take_step(struct grant *grant, uint64_t now)
 {
 	if (!grant->parking.begun_at) /* an arbiter before this one began the step */
 		grant->parking.since = grant->parking.begun_at = now;
-	if (parking_step(grant) == PARKING_NONE && shall_leave(grant, now))
+	if (parking_step(grant) == PARKING_NONE && shall_leave(grant, now) && has_host(grant))
 		begin(grant);
 	else if (parking_step(grant) == PARKING_LEAVING)
 		look_leaving(grant, now);

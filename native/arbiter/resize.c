@@ -5,6 +5,7 @@
 #include "enum_names.h"
 #include "log.h"
 #include "movers.h"
+#include "overcommit.h"
 
 #include <string.h>
 
@@ -68,7 +69,8 @@ static bool has_memory(struct grant *grant, const struct gpu *gpu, uint64_t byte
 		return capacity_check_gpu(gpu, bytes, failure);
 	if (!grant->record->turn.takes)
 		return capacity_check_memory(arbiter, gpu, bytes, grant, failure);
-	return capacity_check_turns(arbiter, gpu, bytes, grant, failure) &&
+	struct overcommit_slice asked = {gpu, bytes, grant->record->overcommit_percent};
+	return overcommit_check(arbiter, &asked, grant, failure) &&
 	       (grant_is_off(grant) || capacity_check_present(arbiter, gpu, bytes, grant, failure));
 }
 

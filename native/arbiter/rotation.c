@@ -350,6 +350,7 @@ void rotation_write(const struct grant *grant, struct json *out)
 	uint64_t now_ns = turn->is_others ? loop_now() - turn->off_since_ns : 0;
 	json_bool(out, "takes_turns", turn->takes);
 	json_number(out, "swap_wait_ms", turn->wait_ms ? turn->wait_ms : SWAP_WAIT_MS);
+	json_number(out, "turns_percent", grant->record ? grant->record->overcommit_percent : 0);
 	json_bool(out, "off_turn", turn->is_others);
 	json_number(out, "off_times", turn->times);
 	json_number(out, "off_ns", turn->off_ns + now_ns);

@@ -28,6 +28,7 @@ void rotation_ring(struct grant *grant, bool joins);
  *
  *   takes_turns      whether it takes turns with memory
  *   swap_wait_ms     for how long it shall be off its GPU at most
+ *   turns_percent    of its GPU's memory, what may be granted beside it; 0: as the GPU's overcommit_percent
  *   off_turn         whether it is off its GPU because others have their turn, or leaves or returns
  *   off_times        how often it was; off_ns for how long in all, longest_off_ns at a time
  *   off_for_ns       for how long now; null: it is not

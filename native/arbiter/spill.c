@@ -52,11 +52,14 @@ static uint64_t left_of(uint64_t all, uint64_t taken)
 	return taken < all ? all - taken : 0;
 }
 
-bool spill_check(const struct arbiter *arbiter, uint64_t bytes, struct failure *failure)
+bool spill_check(const struct arbiter *arbiter, uint64_t bytes, uint64_t set_aside,
+                 struct failure *failure)
 {
 	uint64_t most = arbiter->movers.processes->most_bytes;
 	uint64_t granted = spill_granted_bytes(arbiter), moved = bytes_of_movers(arbiter);
 	struct aliquot_host host = aliquot_host_read();
+	if (moved < set_aside)
+		moved = set_aside;
 	if (!bytes)
 		return true;
 	if (bytes > left_of(most, granted + moved))

@@ -18,8 +18,9 @@ uint64_t spill_limit(const struct grant *grant);
 /* Of all grants together. */
 uint64_t spill_granted_bytes(const struct arbiter *arbiter);
 
-/* Whether the host has so much for a new grant. */
-bool spill_check(const struct arbiter *arbiter, uint64_t bytes, struct failure *failure);
+/* Whether the host has so much for a new grant. `set_aside` is for memory that leaves GPUs (overcommit.h). */
+bool spill_check(const struct arbiter *arbiter, uint64_t bytes, uint64_t set_aside,
+                 struct failure *failure);
 
 /* Writes
  *   spill_bytes    what the grant may have of the host

@@ -303,6 +303,7 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_bool(out, "knows_spill", true);
 	json_bool(out, "knows_swap_wait", true);
 	json_bool(out, "knows_mps", true);
+	json_bool(out, "knows_queue_overcommit", true);
 	json_number(out, "overcommit_percent", arbiter->overcommit_percent);
 	json_number(out, "host_memory_bytes", arbiter->movers.processes->most_bytes);
 	json_string(out, "admission", arbiter->pool_admits ? "pool" : "users");

@@ -60,7 +60,7 @@ def test_a_wait_that_cannot_be_is_refused(arbiter: Arbiter, wrong: str) -> None:
 def test_a_background_program_is_not_ended_for_what_is_not_its_own_fault(
     stopped_arbiter: Arbiter, tenants: Tenants
 ) -> None:
-    stopped_arbiter.start("--overcommit", "300")
+    stopped_arbiter.start("--overcommit", "300", "--host-memory", str(1 << 40))
     slice_ = f"slice={GPU},memory={60 * GIB}"
     holds = Path(
         stopped_arbiter.ask(f"make name=holds kept=1 swap=1 {slice_},priority=background")[
@@ -82,7 +82,7 @@ def test_a_background_program_is_not_ended_for_what_is_not_its_own_fault(
 def test_one_that_seems_idle_and_never_moves_is_not_the_only_one_that_is_asked(
     stopped_arbiter: Arbiter, tenants: Tenants
 ) -> None:
-    stopped_arbiter.start("--overcommit", "300")
+    stopped_arbiter.start("--overcommit", "300", "--host-memory", str(1 << 40))
     silent = make(stopped_arbiter, line("silent", 36 * GIB))
     silent.works[0].set("calls", 1)  # and no work: it is idle, and the first that is asked
     tenants(directory(stopped_arbiter, "busy", 36 * GIB)).hello()

@@ -46,7 +46,7 @@ def test_the_example_says_everything() -> None:
     assert (policy.half_life_seconds, policy.admin_groups) == (86400.0, ("aliquot-admin",))
     assert policy.idle_rules == {"research": IdleRule(1800.0, IdleAction.END, 7200.0)}
     assert policy.swap_defaults == {
-        "research": SwapDefault(swap=True, park_after=ParkingRule(900.0))
+        "research": SwapDefault(swap=True, park_after=ParkingRule(900.0), overcommit=1.2)
     }
     assert policy.idle_weight == 0.5
     assert policy.worker_processes == 8192

@@ -8,7 +8,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from aliquot.model import Amount, Request
+from aliquot.model import Amount, Priority, Request
+from aliquot.model.errors import UnsupportedError
 from aliquot.model.owner import Owner
 from aliquot.model.parking_rule import NEVER, ParkingRule
 from aliquot.model.request import SwapDefault
@@ -18,7 +19,7 @@ from aliquot.pool.runs import RunMode, RunRequest
 from aliquot.pool.store import JobStore
 from aliquot.slices import control
 from aliquot.slices.arbiter_status import Status
-from support import GIB, make_shared
+from support import GIB, make_shared, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +107,71 @@ def test_jobs_have_what_their_queue_says(down_pool: PoolUp, short_tmp: Path) -> 
     assert f"By default of its queue it has {told}" in said.stdout
     own = pool.ask("run", "--dry-run", *part, "--swap", "--park-after", "never", "--", "true")
     assert "By default" not in own.stdout
+
+
+def test_a_queue_says_how_much_is_granted_beside_its_slices() -> None:
+    knows = machine(knows_swap=True, knows_parking=True, knows_queue_overcommit=True)
+    default = SwapDefault(overcommit=1.25)
+    own = replace(PART, swap=True, overcommit=1.0)
+    assert with_swap_default(own, default, knows).overcommit == 1.25
+    assert with_swap_default(own, None, knows).overcommit == 0  # that is not its user's to say
+    assert with_swap_default(PART, default, knows) == PART
+    unknown = with_swap_default(own, default, KNOWS)
+    with pytest.raises(UnsupportedError, match="overcommit of a queue"):
+        control.check_swap(KNOWS, unknown)
+
+
+def test_a_latency_slice_takes_turns_only_if_its_user_asks_for_it() -> None:
+    default = SwapDefault(swap=True, overcommit=1.5)
+    latency = replace(PART, priority=Priority.LATENCY)
+    knows = machine(knows_swap=True, knows_parking=True, knows_queue_overcommit=True)
+    assert with_swap_default(latency, default, knows) == latency
+    assert with_swap_default(PART, default, knows).swap
+    asked = with_swap_default(replace(latency, swap=True), default, knows)
+    assert (asked.swap, asked.overcommit) == (True, 1.5)
+
+
+OVERCOMMIT = """
+[swap]
+overcommit = 2
+host_memory = "40GiB"
+[queues.default]
+[queues.careful]
+overcommit = 1.1
+"""
+
+
+def test_jobs_take_turns_as_their_queue_and_the_host_allow(
+    down_pool: PoolUp, short_tmp: Path
+) -> None:
+    settings = short_tmp / "pool.toml"
+    settings.write_text(OVERCOMMIT)
+    pool = down_pool
+    pool.up("--config", str(settings))
+
+    def submit(name: str, gib: int, *more: str) -> None:
+        size = ("--gpu", "0", "--memory", f"{gib}GiB", "--swap")
+        pool.submit("--name", name, *size, *more, "--", "sleep", "1000")
+
+    submit("one", 50, "--queue", "careful")
+    pool.wait_for("one", "Running")
+    submit("two", 45)  # 1.2 times the GPU's memory
+    submit("three", 30)
+    pool.wait_for("three", "Running")
+    assert pool.phase_of("two") == "Pending"
+
+    def describes_turns() -> bool:
+        told = " ".join(pool.ask("describe", "one").stdout.split())
+        return "of 50 GiB slices have" in told and "in turns" in told
+
+    wait_until(describes_turns, 60)
+    assert "GPU 0: slices have" in " ".join(pool.ask("ps").stderr.split())
+    pool.ask("cancel", "one")
+    pool.wait_for("two", "Running")
+    submit("four", 30)  # 26 GiB more than the GPU has would need 52 GiB of the host
+    said = pool.ask("explain", "--gpu", "0", "--memory", "15GiB", "--swap")
+    assert "fits only with over-commit" in " ".join(said.stdout.split())
+    said = pool.ask("run", "--dry-run", "--gpu", "0", "--memory", "30GiB", "--swap", "--", "true")
+    assert said.returncode
+    assert "the host has no more memory" in " ".join((said.stdout + said.stderr).split())
+    assert pool.phase_of("four") == "Pending"

@@ -375,7 +375,7 @@ def test_jobs_that_want_more_than_the_gpu_has_run_in_turns(
     down_pool: PoolUp, tmp_path: Path
 ) -> None:
     config = tmp_path / "pool.toml"
-    config.write_text("[swap]\novercommit = 2\n")
+    config.write_text("[swap]\novercommit = 2\nhost_memory = '1TiB'\n")
     config.chmod(0o600)
     down_pool.up("--config", str(config))
     names = ("one", "two")

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "aliquot controller",
     "aliquot simulate",
     "aliquot simulate compare",
+    "aliquot simulate overcommit",
     "aliquot simulate ways",
     "aliquot slice",
 }

@@ -13,15 +13,19 @@ from aliquot.model import (
     Grant,
     GrantState,
     MemoryTurns,
+    Moved,
     Priority,
+    Process,
     Request,
     Residence,
     Slice,
+    SliceUse,
 )
 from aliquot.model.errors import InvalidValueError, NoCapacityError, NoGpuError
 from aliquot.model.selection import GpuSelection
 from aliquot.slices.gpu_choice import find_gpus, free_bytes, free_percent, judge_gpus
 from aliquot.slices.named_gpus import with_named_gpus
+from aliquot.slices.turn_room import turn_room, with_host_use
 from support import GIB, MIB, make_grant, make_shared, uuid_of
 
 if TYPE_CHECKING:
@@ -347,3 +351,78 @@ class TestOvercommit:
         one = make_shared(0, granted=50 * GIB)
         with pytest.raises(NoCapacityError):
             find_gpus(Request(memory=Amount(bytes=31 * GIB), swap=True), [one], self.grants(50))
+
+    def test_a_gpu_with_room_is_chosen_before_one_with_turns(self) -> None:
+        grants = self.grants(50)
+        gpus = [
+            replace(one, overcommit=1.5)
+            for one in (make_shared(0, granted=50 * GIB), make_shared(1))
+        ]
+        wanted = Request(memory=Amount(bytes=40 * GIB), swap=True)
+        assert [gpu.index for gpu in find_gpus(wanted, gpus, grants)] == [1]
+        small = replace(wanted, memory=Amount(bytes=20 * GIB))
+        assert [gpu.index for gpu in find_gpus(small, gpus, grants)] == [0]
+
+    def test_of_gpus_with_turns_the_one_whose_programs_use_least_is_chosen(self) -> None:
+        busy, calm = (
+            replace(one, turns=MemoryTurns(15.0))
+            for one in (make_grant(gpu0=60 * GIB), make_grant(gpu1=60 * GIB))
+        )
+        busy = replace(busy, use=(SliceUse(uuid_of(0), 55 * GIB, 0),))
+        calm = replace(calm, use=(SliceUse(uuid_of(1), 5 * GIB, 0),))
+        gpus = [replace(make_shared(index, granted=60 * GIB), overcommit=1.5) for index in range(2)]
+        wanted = Request(memory=Amount(bytes=40 * GIB), swap=True)
+        assert [gpu.index for gpu in find_gpus(wanted, gpus, [busy, calm])] == [1]
+
+    def test_the_hosts_memory_is_set_aside_once(self) -> None:
+        def machine(*sizes: int, spill: int = 0) -> tuple[list[SharedGpu], list[Grant]]:
+            first, second = (size * GIB for size in sizes)
+            grants = [
+                replace(one, turns=MemoryTurns(15.0), spill_bytes=spill * GIB)
+                for one in (make_grant(gpu0=first), make_grant(gpu1=second))
+            ]
+            gpus = [
+                replace(one, overcommit=2.0, host_limit=90 * GIB)
+                for one in (make_shared(0, granted=first), make_shared(1, granted=second))
+            ]
+            return list(with_host_use(gpus, grants)), grants
+
+        def most(index: int, gpus: list[SharedGpu], grants: list[Grant]) -> int:
+            return turn_room(gpus[index], grants).bytes // GIB
+
+        assert most(0, *machine(60, 60)) == 65  # 45 GiB more than the GPU has
+        assert most(0, *machine(60, 100)) == 45  # 40 GiB of the host are set aside for GPU 1
+        assert most(0, *machine(60, 60, spill=10)) == 55
+        gpus, grants = machine(60, 60)
+        moved = Moved(Residence.HOST, settled=True, away_bytes=10 * GIB)
+        copies = (Process(7, "x", "live", moved=moved),)
+        parked = replace(make_grant(gpu1=GIB), state=GrantState.PARKED, processes=copies)
+        grants = [*grants, parked]
+        assert most(0, list(with_host_use(gpus, grants)), grants) == 60
+        gpus, grants = machine(70, 125)
+        assert most(0, gpus, grants) == 10  # what is free needs nothing of the host
+        with pytest.raises(NoCapacityError, match="the host has no more memory") as caught:
+            find_gpus(Request(memory=Amount(bytes=30 * GIB), swap=True), gpus, grants)
+        assert "--host-memory" in str(caught.value.hint)
+
+    def test_a_slice_allows_no_more_beside_it_than_its_queue_does(self) -> None:
+        limited = [replace(one, turns=MemoryTurns(15.0, most=1.25)) for one in self.grants(60)]
+        assert self.finds(40, limited)
+        assert not self.finds(41, limited)
+        assert self.finds(60, self.grants(60))
+
+    def test_it_is_said_that_a_request_fits_only_in_turns(self) -> None:
+        grants = self.grants(50)
+        one = replace(make_shared(0, granted=50 * GIB), overcommit=1.5)
+        wanted = Request(memory=Amount(bytes=40 * GIB), swap=True)
+        (verdict,) = judge_gpus(wanted, [one], grants)
+        assert verdict.fits
+        assert verdict.why == (
+            "fits only with over-commit: then slices have 90 GiB of its 80 GiB in turns"
+            " (1.12 times), and the host keeps 20 GiB for what leaves"
+        )
+        (verdict,) = judge_gpus(replace(wanted, memory=Amount(bytes=75 * GIB)), [one], grants)
+        assert verdict.why.startswith("70 GiB free in turns: slices may have 1.5 times its memory")
+        with pytest.raises(NoCapacityError) as caught:
+            find_gpus(replace(wanted, swap=False), [one], grants)
+        assert "with --swap: then it fits in turns" in str(caught.value.hint)

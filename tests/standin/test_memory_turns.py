@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from aliquot.devices import CUDA
-from aliquot.model import Priority, Slice
+from aliquot.model import GrantState, Priority, Slice
 from aliquot.model.errors import NoCapacityError
-from aliquot.slices import control
+from aliquot.slices import control, moving
+from aliquot.slices.checkpoint import CannotFreezeError
 from aliquot.slices.control import SliceChange
 from standin.conftest import MakeMachine
 from standin.machine import GIB, MIB, OUT_OF_MEMORY, Grant, Machine, Tenant
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def machine(make_machine: MakeMachine, native_dir: Path) -> Machine:
-    cuda = ("--cuda", str(native_dir / "sim" / CUDA), "--host-memory", str(4 * GIB))
+    cuda = ("--cuda", str(native_dir / "sim" / CUDA), "--host-memory", str(1024 * GIB))
     return make_machine("h100:1", options=(*cuda, "--overcommit", "300"))
 
 
@@ -287,3 +288,39 @@ def test_nobody_leaves_for_one_that_may_not_return(machine: Machine) -> None:
     control.end(machine.state, "other")
     first.tenant.answer()
     assert second.looks()
+
+
+@pytest.fixture
+def short_of_host(make_machine: MakeMachine, native_dir: Path) -> Machine:
+    """A host with half a GiB beside what turns on GPU 0 need: its slices have 1 GiB too much."""
+    options = ("--host-memory", str(5 * GIB // 2), "--overcommit", "150")
+    machine = make_machine("h100:2", options=("--cuda", str(native_dir / "sim" / CUDA), *options))
+    machine.grant(40 * GIB, swap=True, name="one")
+    gpu = machine.status()["gpus"][0]
+    machine.grant(gpu["memory_bytes"] - gpu["granted_bytes"] + GIB, swap=True, name="two")
+    return machine
+
+
+def test_a_suspend_leaves_the_host_what_turns_need(short_of_host: Machine) -> None:
+    machine = short_of_host
+    grant = machine.grant(8 * GIB, on=(1,), swap=True, name="three")
+    program = Program(machine, "three", grant=grant).begin()
+    with pytest.raises(CannotFreezeError, match="set aside"):
+        moving.freeze(machine.state, "three")
+    assert program.status()["state"] == "active"
+    assert program.looks()
+    control.end(machine.state, "two")
+    moving.freeze(machine.state, "three")
+    control.set_state(machine.state, "three", GrantState.PARKED)
+    with pytest.raises(NoCapacityError, match="memory that leaves GPUs"):  # now copies are there
+        machine.grant(41 * GIB, swap=True, name="two")
+
+
+def test_an_idle_program_leaves_the_host_what_turns_need(short_of_host: Machine) -> None:
+    machine = short_of_host
+    grant = machine.grant(8 * GIB, on=(1,), swap=True, park_after=SOON, name="three")
+    program = Program(machine, "three", grant=grant).begin()
+    wait_until(lambda: "set aside" in str(program.status()["parking_why"]), 60)
+    control.end(machine.state, "two")
+    wait_until(lambda: is_parked(machine, grant), 60)
+    assert program.looks()

@@ -37,6 +37,7 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `simulate`: `aliquot simulate` and `simulate compare`: what they print.
 - `simulate_app`: `aliquot simulate`: its commands, options and help.
 - `simulate_source`: the nodes and pods that `simulate` and `explain` work on.
+- `simulate_overcommit`: `aliquot simulate overcommit`.
 - `simulate_ways`: `aliquot simulate ways`.
 - `slice_app`: `aliquot slice`: its commands, options and help.
 - `start`: makes typer build one command, and convert no value that needs no converter.

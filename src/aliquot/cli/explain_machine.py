@@ -11,6 +11,7 @@ from aliquot.model import format_bytes
 from aliquot.pool.preview import preview_json, preview_run
 from aliquot.pool.refusal import with_wait
 from aliquot.slices.gpu_choice import free_bytes, free_percent
+from aliquot.slices.grant_facts import overcommit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,9 @@ def explain_machine(request: Request, simulate: str | None, *, json: bool) -> bo
         print_note(f"The request does not fit: {_first_line(preview.refusal.message)}.")
     if found.swap and found.swap != request.swap_options:
         print_note(f"{by_queue(found)}.")
+    for one in preview.verdicts:
+        if (turns := overcommit_of(one.shared, preview.grants)) is not None:
+            print_note(f"{one.shared.gpu}: {turns}.")
     if found.waiting is not None:
         print_note(f"{with_wait(found.waiting)}.")
     return preview.refusal is None

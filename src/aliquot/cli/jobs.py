@@ -30,7 +30,7 @@ from aliquot.devices import parse_shape
 from aliquot.model.errors import AliquotError, InvalidValueError
 from aliquot.model.job import Desired, JobPhase
 from aliquot.model.strength import format_strength
-from aliquot.model.units import format_count, format_duration
+from aliquot.model.units import format_bytes, format_count, format_duration
 from aliquot.pool.client import JobListing, NoPoolError, connect
 from aliquot.pool.encoding import decode_request
 from aliquot.pool.job_rows import shown_phase, sizes_text
@@ -503,7 +503,18 @@ def _turn(turn: dict[str, Any] | None) -> str:
 def _worker(worker: dict[str, Any]) -> str:
     gpus = ", ".join("?" if index is None else str(index) for index in worker["gpus"])
     pids = " ".join(map(str, worker["pids"]))
-    return f"GPU {gpus or NOTHING}; PID {pids or NOTHING}"
+    text = f"GPU {gpus or NOTHING}; PID {pids or NOTHING}"
+    memory = worker.get("memory")  # an earlier pool does not say
+    return text if memory is None else f"{text}; {_worker_memory(memory)}"
+
+
+def _worker_memory(memory: dict[str, Any]) -> str:
+    """The working set of a worker, its limit, and what of it is on the host."""
+    used, limit = format_bytes(memory["used_bytes"]), format_bytes(memory["limit_bytes"])
+    away, turns = memory["away_bytes"], memory["turns"]
+    text = f"uses {used} of {limit}"
+    text += f", {format_bytes(away)} of it on the host" if away else ""
+    return f"{text}\n{turns}" if turns else text
 
 
 def _clock(when: float | None) -> str:

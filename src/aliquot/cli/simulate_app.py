@@ -18,6 +18,7 @@ from aliquot.cli.options import (
     NotGpu,
     OnlyGpu,
     Simulate,
+    Swap,
     With,
     read_min_strength,
     read_neighbours,
@@ -331,6 +332,48 @@ def ways(  # noqa: PLR0913, PLR0917 - one for each option
     )
 
 
+@simulate_app.command(
+    epilog=examples(
+        "aliquot simulate overcommit",
+        "aliquot simulate overcommit --gpus 8 --factors 1.5 --host-memory 512GiB",
+    )
+)
+def overcommit(  # noqa: PLR0913 - one for each option
+    gpus: Annotated[int, typer.Option(min=1, max=64, help="GPUs of the machine.")] = 4,
+    gpu_memory: Annotated[
+        str, typer.Option(metavar="AMOUNT", help="Memory of each GPU.")
+    ] = "80GiB",
+    factors: Annotated[
+        str, typer.Option(help="How many times a GPU's memory slices may have together.")
+    ] = "1.25,1.5,2",
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AMOUNT",
+            show_default="enough",
+            help="What memory that leaves GPUs may take of the host.",
+        ),
+    ] = None,
+    seeds: Seeds = "42-44",
+    *,
+    json: Json = False,
+) -> None:
+    """Run the same programs with and without over-commit of memory.
+
+    Shows the mean time from arrival to end. It admits programs and chooses GPUs as the pool does;
+    programs that work at the same time share a GPU's time equally.
+    """
+    from aliquot.cli.simulate_overcommit import (  # noqa: PLC0415 - when needed
+        parse_factors,
+        run_overcommit,
+    )
+    from aliquot.simulate.turns import TurnMachine  # noqa: PLC0415
+
+    host = None if host_memory is None else _bytes(host_memory)
+    machine = TurnMachine(gpus, _bytes(gpu_memory), host_bytes=host)
+    run_overcommit(machine, parse_factors(factors), _numbers(seeds), json=json)
+
+
 def explain(  # noqa: PLR0913, PLR0917 - one for each option
     context: typer.Context,
     nodes: Nodes = None,
@@ -383,6 +426,7 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
     simulate: Simulate = None,
     *,
     alone: Alone = False,
+    swap: Swap = None,
     json: Json = False,
 ) -> None:
     """Say where a request would go, and why not elsewhere.
@@ -415,9 +459,10 @@ def explain(  # noqa: PLR0913, PLR0917 - one for each option
             min_strength=least,
             which=read_selection(models, gpu, not_gpu),
             neighbours=read_neighbours(label, beside, apart_from, alone=alone),
+            swap=swap,
         )
         raise typer.Exit(0 if explain_machine(request, simulate, json=json) else 1)
-    only_here = ("gpu", "not_gpu", "label", "beside", "apart_from", "alone")
+    only_here = ("gpu", "not_gpu", "label", "beside", "apart_from", "alone", "swap")
     if named := _given(context, only_here):
         raise InvalidValueError(
             f"{' and '.join(named)} and --nodes cannot be combined",

@@ -155,6 +155,8 @@ class MemoryTurns:
     `is_off`: others have their turn; its programs run, and wait when they need their memory. It is
     so for `for_seconds`; it was so `times` times, for `seconds` in all and `longest_seconds` at a
     time, which shall not be more than `wait_seconds`. `why`: why it does not leave or return.
+    While it takes turns on a GPU, all slices there may have `most` times its memory; None: as the
+    machine says.
     """
 
     wait_seconds: float
@@ -164,6 +166,7 @@ class MemoryTurns:
     longest_seconds: float = 0.0
     for_seconds: float | None = None
     why: str | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +328,7 @@ class Grant:
         return away and self.state is GrantState.PARKED
 
     @property
-    def _has_left(self) -> bool:
+    def has_left(self) -> bool:
         """Whether its slices are free for others; not if its programs wait to return."""
         waits = self.is_idle_parked and self.parking is not None and self.parking.waits
         return self.state is GrantState.PARKED and not waits
@@ -355,13 +358,13 @@ class Grant:
 
     def slices_on(self, gpu_uuid: str) -> tuple[Slice, ...]:
         """Its slices of a GPU; none while it is parked."""
-        if self._has_left:
+        if self.has_left:
             return ()
         return tuple(part for part in self.slices if part.gpu_uuid == gpu_uuid)
 
     def bytes_on(self, gpu_uuid: str) -> int:
         """The memory that it has of a GPU, used or not; of a parked one, what it left there."""
-        if self._has_left:
+        if self.has_left:
             return self.staying_bytes if gpu_uuid == self.slices[0].gpu_uuid else 0
         return sum(part.memory_bytes for part in self.slices_on(gpu_uuid))
 

@@ -7,7 +7,15 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import InvalidValueError
-from aliquot.model.grant import MAX_SLICES, Isolation, Policy, Priority, Slice, check_together
+from aliquot.model.grant import (
+    MAX_SLICES,
+    OVERCOMMIT_MOST,
+    Isolation,
+    Policy,
+    Priority,
+    Slice,
+    check_together,
+)
 from aliquot.model.neighbours import Neighbours, Occupant
 from aliquot.model.selection import GpuSelection
 from aliquot.model.strength import check_strength
@@ -45,6 +53,9 @@ class Request:
     If it takes turns with memory, it shall be off its GPU for at most `swap_wait` seconds at a
     time; 0: as long as is usual.
 
+    While it takes turns, all slices of its GPU may have `overcommit` times the GPU's memory, which
+    its queue says; 0: as the machine says.
+
     When its memory on the GPU is full, its programs get up to `spill` bytes of the host's.
 
     `isolation` says what keeps its slices apart from others of the same GPU.
@@ -64,6 +75,7 @@ class Request:
     swap: bool | None = None
     park_after: ParkingRule | None = None
     swap_wait: float = 0.0
+    overcommit: float = 0.0
     spill: int = 0
     isolation: Isolation = Isolation.SOFT
 
@@ -117,6 +129,11 @@ class Request:
         if self.swap_wait and not LEAST_SWAP_WAIT <= self.swap_wait <= MOST_SWAP_WAIT:
             raise InvalidValueError(
                 f"--swap-wait cannot be {self.swap_wait:g} s", "Write 2s to 1h, for example 30s."
+            )
+
+        if self.overcommit and not 1 <= self.overcommit <= OVERCOMMIT_MOST:
+            raise InvalidValueError(
+                f"overcommit cannot be {self.overcommit:g}", f"Write 1 to {OVERCOMMIT_MOST}."
             )
 
     def _check_spill(self) -> None:
@@ -216,18 +233,23 @@ class Request:
 class SwapDefault:
     """What a queue adds to requests that do not say it: `swap`, and `park_after` for those with it.
 
-    Requests for several GPUs, for whole ones, with `spill` or not for soft slices stay as they are.
+    Requests for several GPUs, for whole ones, with `spill` or not for soft slices stay as they are,
+    and `latency` ones whose user does not ask for `swap`. `overcommit` is what all slices of a GPU
+    may have of its memory while one of the queue takes turns there; 0: as the machine says.
     """
 
     swap: bool = False
     park_after: ParkingRule | None = None
+    overcommit: float = 0.0
 
     def applied(self, request: Request) -> Request:
         """The request with what it does not say itself."""
-        swap = self.swap if request.swap is None else request.swap
+        swap = request.swap
+        if swap is None:
+            swap = self.swap and request.priority is not Priority.LATENCY
         if not swap or request.gpus > 1 or request.is_whole or request.spill:
             return request
         if request.isolation is not Isolation.SOFT:
             return request
         after = self.park_after if request.park_after is None else request.park_after
-        return replace(request, swap=True, park_after=after)
+        return replace(request, swap=True, park_after=after, overcommit=self.overcommit)

@@ -173,6 +173,7 @@ class RunAdmission:
                     swap=bool(run.request.swap),
                     park_after=run.request.park_after,
                     swap_wait=run.request.swap_wait,
+                    overcommit=run.request.overcommit,
                     spill=run.request.spill,
                     isolation=run.request.isolation,
                     owner=run.owner.uid,

@@ -19,6 +19,7 @@ from aliquot.slices.gpu_choice import (
     why_choice_waits,
 )
 from aliquot.slices.grant_creation import without_grants
+from aliquot.slices.turn_room import with_host_use
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -38,6 +39,9 @@ class MachinePlan:
 
     gpus: tuple[SharedGpu, ...]
     grants: tuple[Grant, ...]
+
+    def __post_init__(self) -> None:
+        self.gpus = with_host_use(self.gpus, self.grants)
 
     @classmethod
     def of(cls, seen: Status) -> MachinePlan:
@@ -144,7 +148,7 @@ class MachinePlan:
             one = next((one for one in self.gpus if one.gpu.uuid == part.gpu_uuid), None)
             if one is None:
                 raise NoCapacityError(f"{part.gpu_uuid}, which {grant.name} had, is gone")
-            if not fits(part, one, self.grants, takes_turns=grant.turns is not None):
+            if not fits(part, one, self.grants, turns=grant.turns):
                 left = describe_free(one, self.grants, with_compute=True)
                 raise NoCapacityError(f"what {grant.name} had is not free: {left}", WAIT)
             there = (other for other in self.grants if other.slices_on(part.gpu_uuid))
@@ -194,7 +198,7 @@ def _as_left(grant: Grant) -> Grant:
         )
         for part in grant.slices
     )
-    return replace(grant, state=GrantState.ACTIVE, slices=slices, parking=None)
+    return replace(grant, state=GrantState.ACTIVE, slices=slices, parking=None, turns=None)
 
 
 def held_gpus(grant: Grant, gpus: Iterable[SharedGpu]) -> float:
@@ -315,14 +319,16 @@ class RequestKinds:
         label = asks.label if asks.label in self.named else None
         owner = request.owner if label or asks.beside or asks.apart_from else None
         seen = Neighbours(label, asks.beside, asks.apart_from, asks.alone)
+        turns = bool(request.swap) and any(one.overcommit > 1 for one in self.plan.gpus)
         return replace(
             request,
             together=None,
             neighbours=seen,
             owner=owner,
-            swap=False,
+            swap=turns,
             park_after=None,
             swap_wait=0.0,
+            overcommit=request.overcommit if turns else 0.0,
         )
 
 
@@ -351,4 +357,6 @@ def _turns(asked: Request | Grant) -> MemoryTurns | None:
     """Its turns, on a GPU whose slices take some."""
     if isinstance(asked, Grant):
         return asked.turns
-    return MemoryTurns(SWAP_WAIT_SECONDS) if asked.swap else None
+    if not asked.swap:
+        return None
+    return MemoryTurns(SWAP_WAIT_SECONDS, most=asked.overcommit or None)

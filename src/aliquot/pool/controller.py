@@ -155,7 +155,7 @@ class PoolController:
         with self._submitting:  # two at once would get one name, or pass a limit together
             made = self._new_jobs.made(replace(submission, job=job), indices, at_once, joins=joins)
             added = self.store.add_all(made, JobState(since=now))
-            if job.request != asked:
+            if job.request.swap_options != asked.swap_options:
                 for one in added:
                     why = f"by default of queue {job.queue} it has {job.request.swap_options}"
                     self.store.add_event(one.job.number, one.state, why)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from aliquot.pool import logs, processes, supervisor
 from aliquot.pool.json_files import read_json
 from aliquot.pool.workers import grant_name
+from aliquot.slices.grant_facts import overcommit_of
 
 if TYPE_CHECKING:
+    from aliquot.model import Grant
     from aliquot.pool.directory import PoolDirectory
     from aliquot.pool.store import StoredJob
     from aliquot.slices.arbiter_status import Status
@@ -31,10 +33,28 @@ def worker_details(
                 "generation": slot.generation,
                 "gpus": [indices.get(part.gpu_uuid) for part in grant.slices] if grant else [],
                 "grant": None if grant is None else grant.name,
+                "memory": None if grant is None else _memory(grant, status),
                 "pids": _pids(owner),
             }
         )
     return found
+
+
+def _memory(grant: Grant, status: Status | None) -> dict[str, Any]:
+    """What a worker may use of its GPUs and does use; `turns`: how it shares one in turns."""
+    own = {part.gpu_uuid for part in grant.slices}
+    gpus = () if status is None or grant.turns is None else status.gpus
+    turns = (
+        overcommit_of(one, () if status is None else status.grants)
+        for one in gpus
+        if one.gpu.uuid in own
+    )
+    return {
+        "limit_bytes": sum(part.memory_bytes for part in grant.slices),
+        "used_bytes": sum(use.used_bytes for use in grant.use),
+        "away_bytes": grant.away_bytes,
+        "turns": next(filter(None, turns), None),
+    }
 
 
 def log_details(directory: PoolDirectory, number: int) -> list[dict[str, Any]]:

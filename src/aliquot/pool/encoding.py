@@ -214,6 +214,8 @@ def encode_request(request: Request) -> dict[str, Any]:
         del fields["park_after"]
     if not request.swap_wait:
         del fields["swap_wait"]
+    if not request.overcommit:
+        del fields["overcommit"]
     if not request.spill:
         del fields["spill"]
     if request.isolation is Isolation.SOFT:

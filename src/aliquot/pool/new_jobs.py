@@ -130,7 +130,7 @@ class NewJobs:
     def with_swap_default(self, job: Job) -> Job:
         """The job with what its queue adds to its request."""
         default = self.policies.swap_default(job.queue)
-        if default is None:
+        if default is None and not job.request.overcommit:
             return job
         status = self.workers.arbiter_status()
         return replace(

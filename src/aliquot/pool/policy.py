@@ -360,7 +360,9 @@ def _idle_rule(table: _Table) -> IdleRule | None:
 
 
 def _swap_default(table: _Table) -> SwapDefault:
-    return SwapDefault(table.switch("swap"), table.parking_rule("park_after"))
+    return SwapDefault(
+        table.switch("swap"), table.parking_rule("park_after"), _overcommit(table) or 0.0
+    )
 
 
 def _user_quota(table: _Table) -> UserQuota:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import UnsupportedError
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 def with_swap_default(
     request: Request, default: SwapDefault | None, status: Status, workers: int = 1
 ) -> Request:
-    """The request with its queue's default, unless the machine refuses it only for that."""
+    """The request with its queue's default, unless the machine refuses it only for that.
+
+    What the queue says about over-commit always holds, and nothing that the request says of it.
+    """
+    most = default.overcommit if default is not None and request.swap else 0.0
+    request = replace(request, overcommit=most)
     if default is None or (found := default.applied(request)) == request:
         return request
     try:

@@ -201,6 +201,7 @@ class LocalWorkers:
                     swap=bool(asked.swap),
                     park_after=asked.park_after,
                     swap_wait=asked.swap_wait,
+                    overcommit=asked.overcommit,
                     spill=asked.spill,
                     isolation=asked.isolation,
                     owner=owner.uid,

@@ -12,6 +12,7 @@ File paths always come from the caller.
 - `report`: the outcome of many gangs in a few figures.
 - `rows`: CSV lines, read strictly.
 - `trace`: our own trace format.
+- `turns`: programs whose memory takes turns on the GPUs of one machine.
 - `ways`: the same jobs run first-come, with backfill and elastic.
 - `world`: the cluster of a simulation, and the record of its run.
 """

@@ -30,6 +30,7 @@
 - `stand_in_symbols`: making a stand-in export exactly the symbols of a driver.
 - `state_directory`: where the files of an arbiter are.
 - `tenant`: the environment of a program in a grant, and the exec into it.
+- `turn_room`: what a new slice can have of a GPU in turns with others.
 - `user_limits`: what each user of an arbiter may have and has.
 - `visible_devices`: the GPUs that CUDA_VISIBLE_DEVICES names.
 """

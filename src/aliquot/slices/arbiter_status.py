@@ -6,7 +6,7 @@ An older arbiter leaves out what it does not know; those fields have the value t
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aliquot.model import (
@@ -79,7 +79,9 @@ class SharedGpu:
     `contended`: slices take turns on it. `context_bytes` is what one context takes of it, 0 if that
     is not known yet; `context_is_measured`: it is no estimate. `mover` is None until it has had a
     swappable slice. Slices that take turns may have `overcommit` times its memory together; memory
-    moved for turns in the part `moving` of the last minute. `allows_mps`: slices may be of clients
+    moved for turns in the part `moving` of the last minute. The host may have `host_limit` bytes of
+    memory that leaves GPUs, None if that is not known; `host_elsewhere` of them are set aside for
+    something else than this GPU (`turn_room.with_host_use`). `allows_mps`: slices may be of clients
     of an MPS server; `servers` are the MPS servers on it, which are no strangers.
     """
 
@@ -95,6 +97,13 @@ class SharedGpu:
     moving: float = 0.0
     allows_mps: bool = True
     servers: tuple[GpuProcess, ...] = ()
+    host_limit: int | None = None
+    host_elsewhere: int = 0
+
+    @property
+    def unmanaged_bytes(self) -> int:
+        """The memory that programs outside all grants use, as far as the driver says."""
+        return sum(process.bytes or 0 for process in (*self.strangers, *self.servers))
 
     @property
     def thrashes(self) -> bool:
@@ -143,6 +152,11 @@ class Status:
         return bool(self.answer.get("knows_swap_wait", False))
 
     @property
+    def knows_queue_overcommit(self) -> bool:
+        """Whether a slice may say how much is granted beside it; an older arbiter refuses to."""
+        return bool(self.answer.get("knows_queue_overcommit", False))
+
+    @property
     def knows_spill(self) -> bool:
         """Whether this arbiter grants memory of the host; an older one refuses to."""
         return bool(self.answer.get("knows_spill", False))
@@ -173,9 +187,11 @@ class Status:
 def parse_status(answer: dict[str, Any]) -> Status:
     """Read a reply; KeyError, TypeError or ValueError if it is none of this protocol."""
     asker = int(answer.get("asker_uid", os.geteuid()))  # an older arbiter does not tell it
+    limit = answer.get("host_memory_bytes")
+    gpus = [replace(_gpu(one), host_limit=limit) for one in answer["gpus"]]
     return Status(
         pid=answer["pid"],
-        gpus=tuple(map(_gpu, answer["gpus"])),
+        gpus=tuple(gpus),
         grants=tuple(_grant(one, asker) for one in answer["grants"]),
         answer=answer,
         now=answer["now_ns"] / _NANOSECONDS,
@@ -316,6 +332,7 @@ def _turns(reply: dict[str, Any]) -> MemoryTurns | None:
         longest_seconds=reply["longest_off_ns"] / _NANOSECONDS,
         for_seconds=None if off_for is None else off_for / _NANOSECONDS,
         why=reply["parking_why"],
+        most=reply.get("turns_percent", 0) / 100 or None,  # an older arbiter does not say
     )
 
 

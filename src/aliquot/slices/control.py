@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from aliquot.model.errors import (
 from aliquot.model.grant import Isolation
 from aliquot.slices import procfs, silence
 from aliquot.slices.arbiter_status import Status, parse_status
+from aliquot.slices.turn_room import with_host_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -157,7 +158,8 @@ def status(directory: Path, timeout: float | None = None) -> Status:
                 f" and this program {PROTOCOL}",
                 END_ALL,
             )
-        return parse_status(answer)
+        found = parse_status(answer)
+        return replace(found, gpus=with_host_use(found.gpus, found.grants))
     except (KeyError, TypeError, ValueError) as error:
         raise ArbiterError(
             f"the arbiter in {directory} sent an invalid reply: {error!r}",
@@ -176,6 +178,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     swap: bool = False,
     park_after: ParkingRule | None = None,
     swap_wait: float = 0.0,
+    overcommit: float = 0.0,
     spill: int = 0,
     isolation: Isolation = Isolation.SOFT,
     owner: int | None = None,
@@ -191,7 +194,8 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     keeps other grants away as `neighbours` says, but does not look for a GPU `beside` any. With
     `swap` the memory of its programs can leave the GPU (`move`); it has one slice then. It leaves
     by itself when the grant is idle by the rule `park_after`, and returns by itself. If it takes
-    turns with memory, it shall be off its GPU for at most `swap_wait` seconds at a time.
+    turns with memory, it shall be off its GPU for at most `swap_wait` seconds at a time, and all
+    slices there may have `overcommit` times the GPU's memory; 0: as the arbiter says.
     With `isolation` mps its programs are clients of an MPS server, which the caller sees to.
     When its slice is full, its programs get up to `spill` bytes of the host; NoHostMemoryError if
     the host has too little.
@@ -215,6 +219,7 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
         *(["swap=1"] if swap else []),
         *(_parking_arguments(park_after) if park_after else ()),
         *([f"swap-wait={round(swap_wait * 1000)}"] if swap_wait else []),
+        *([f"overcommit={round(overcommit * 100)}"] if swap and overcommit else []),
         *([f"spill={spill}"] if spill else []),
         *(["mps=1"] if isolation is Isolation.MPS else []),
         *map(_argument, slices),
@@ -243,6 +248,8 @@ def check_swap(status: Status, request: Request) -> None:
         "--swap": request.swap and not status.knows_swap,
         "--park-after": request.park_after and not status.knows_parking,
         "--swap-wait": bool(request.swap_wait) and not status.knows_swap_wait,
+        "overcommit of a queue": bool(request.swap and request.overcommit)
+        and not status.knows_queue_overcommit,
         "--spill": bool(request.spill) and not status.knows_spill,
         "--isolation mps": request.isolation is Isolation.MPS and not status.knows_mps,
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model import GrantState, Isolation, format_bytes
+from aliquot.model import GrantState, Isolation, Priority, format_bytes
 from aliquot.model.errors import MpsError, NoCapacityError
 from aliquot.model.strength import UNKNOWN, format_strength
 from aliquot.placement.choose.machine import (
@@ -23,15 +23,22 @@ from aliquot.placement.choose.machine import (
     preference,
     why_unwelcome,
 )
+from aliquot.placement.choose.overcommit import RoomBound
 from aliquot.slices.contexts import context_bytes, describe_too_small
+from aliquot.slices.turn_room import (
+    HOST_HINT,
+    describe_overcommit,
+    describe_room,
+    turn_room,
+    working_set,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aliquot.model import Gpu, Grant, Request, Slice
+    from aliquot.model import Gpu, Grant, MemoryTurns, Request, Slice
     from aliquot.slices.arbiter_status import SharedGpu
 
-FIXED_BYTES = 1 << 30  # what a slice that is off its GPU is expected to leave there at most
 WAIT = "or wait until GPUs are free with: aliquot run --wait"
 
 
@@ -129,7 +136,12 @@ def _allows(request: Request, one: SharedGpu) -> bool:
 
 
 def _capacity(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> GpuCapacity:
+    size = _needed(request, one, grants)
+    excess = max(0, size - free_bytes(one)) if request.swap else 0
+    crowded = working_set(one, grants) + size - one.gpu.memory_bytes if excess else 0
     return GpuCapacity(
+        excess_bytes=excess,
+        crowded_bytes=max(0, crowded),
         gpu=one.gpu,
         bytes_free=_free_for(request, one, grants),
         percent_free=free_percent(one, grants),
@@ -210,29 +222,7 @@ def why_choice_waits(
 
 def free_bytes(one: SharedGpu) -> int:
     """The memory of a GPU that a new slice can have."""
-    return max(0, one.gpu.memory_bytes - one.granted_bytes - unmanaged_bytes(one))
-
-
-def swap_free_bytes(one: SharedGpu, grants: Sequence[Grant]) -> int:
-    """The memory of a GPU that a new slice can have that takes turns.
-
-    All slices together have at most `overcommit` times the GPU's memory. Each that takes turns fits
-    by itself, beside what does not move and what the others leave on the GPU.
-    """
-    if one.overcommit <= 1:
-        return free_bytes(one)
-    here = [grant.bytes_on(one.gpu.uuid) for grant in grants if grant.turns is not None]
-    here = [size for size in here if size]
-    fixed = sum(min(size, FIXED_BYTES) for size in here)
-    rigid = one.granted_bytes - sum(here) + unmanaged_bytes(one)
-    largest = max(here, default=0)
-    if here and rigid + largest + fixed - min(largest, FIXED_BYTES) + FIXED_BYTES > (
-        one.gpu.memory_bytes
-    ):
-        return free_bytes(one)
-    together = int(one.overcommit * one.gpu.memory_bytes) - one.granted_bytes - unmanaged_bytes(one)
-    alone = one.gpu.memory_bytes - rigid - fixed
-    return max(free_bytes(one), min(together, alone))
+    return max(0, one.gpu.memory_bytes - one.granted_bytes - one.unmanaged_bytes)
 
 
 def free_percent(one: SharedGpu, grants: Sequence[Grant]) -> int:
@@ -241,18 +231,13 @@ def free_percent(one: SharedGpu, grants: Sequence[Grant]) -> int:
 
 
 def fits(
-    part: Slice, one: SharedGpu, grants: Sequence[Grant], *, takes_turns: bool = False
+    part: Slice, one: SharedGpu, grants: Sequence[Grant], *, turns: MemoryTurns | None = None
 ) -> bool:
     """Whether a slice fits the free capacity of its GPU; a whole GPU must have no other slice."""
     whole = part.memory_bytes >= one.gpu.memory_bytes
-    free = swap_free_bytes(one, grants) if takes_turns else free_bytes(one)
+    free = free_bytes(one) if turns is None else turn_room(one, grants, turns.most).bytes
     memory = one.granted_bytes == 0 if whole else part.memory_bytes <= free
     return memory and part.reserved_percent <= free_percent(one, grants)
-
-
-def unmanaged_bytes(one: SharedGpu) -> int:
-    """The memory that programs outside all grants use, as far as the driver says."""
-    return sum(process.bytes or 0 for process in (*one.strangers, *one.servers))
 
 
 def describe_free(one: SharedGpu, grants: Sequence[Grant], *, with_compute: bool) -> str:
@@ -268,7 +253,7 @@ def describe_users(one: SharedGpu, grants: Sequence[Grant], *, with_compute: boo
     named = [_slice_text(grant, one.gpu, with_compute=with_compute) for grant in here]
     parts = [f"grants: {', '.join(named)}"] if named else []
     if one.strangers:
-        parts.append(f"outside Aliquot: {format_bytes(unmanaged_bytes(one))}")
+        parts.append(f"outside Aliquot: {format_bytes(one.unmanaged_bytes)}")
     return f" ({'; '.join(parts)})" if parts else ""
 
 
@@ -280,7 +265,7 @@ def _lack(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str | No
         users = describe_users(one, grants, with_compute=False)
         if request.is_whole:
             return f"it is not whole{users}"
-        return f"{format_bytes(_free_for(request, one, grants))} free{users}"
+        return f"{_free_text(request, one, grants)}{users}"
     if not _has_compute(request, one, grants):
         users = describe_users(one, grants, with_compute=True)
         return f"{free_percent(one, grants)}% of its compute time free{users}"
@@ -306,9 +291,11 @@ def _lasting_lack(request: Request, one: SharedGpu) -> str | None:
 def _advantage(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str:
     """What speaks for a GPU that fits, or against it."""
     if one.strangers:
-        return f"comes last: programs outside Aliquot use {format_bytes(unmanaged_bytes(one))}"
+        return f"comes last: programs outside Aliquot use {format_bytes(one.unmanaged_bytes)}"
     if one.gpu.mig or one.gpu.exclusive:
         return f"comes last: it is in {'MIG' if one.gpu.mig else 'exclusive'} mode"
+    if request.swap and (turns := describe_overcommit(one, grants, _needed(request, one, grants))):
+        return turns
     if one.gpu.memory_bytes - one.gpu.used_bytes < request.bytes_on(one.gpu):
         return "comes last: the driver says that less memory is unused"
     if _slices_on(one, grants):
@@ -331,12 +318,25 @@ def _request_fits(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> 
 def _has_memory(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
     if request.is_whole:  # a whole GPU is one of which no grant has a part
         return one.granted_bytes == 0
-    needed = request.bytes_on(one.gpu) + _mover_bytes(request, one, grants)
-    return needed <= _free_for(request, one, grants)
+    return _needed(request, one, grants) <= _free_for(request, one, grants)
+
+
+def _needed(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> int:
+    return request.bytes_on(one.gpu) + _mover_bytes(request, one, grants)
 
 
 def _free_for(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> int:
-    return swap_free_bytes(one, grants) if request.swap else free_bytes(one)
+    if request.swap:
+        return turn_room(one, grants, request.overcommit or None).bytes
+    return free_bytes(one)
+
+
+def _free_text(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str:
+    """How much memory the request could have, and why not more."""
+    if not request.swap:
+        return f"{format_bytes(free_bytes(one))} free"
+    most = request.overcommit or None
+    return describe_room(one, turn_room(one, grants, most), most)
 
 
 def _mover_bytes(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> int:
@@ -435,6 +435,9 @@ def _unfit(request: Request, one: SharedGpu, grants: Sequence[Grant], *, with_co
         return f"{one.gpu}: {not_selected}"
     if _request_fits(request, one, grants) and (why := _unwelcome(request, one, grants)):
         return f"{one.gpu} {why.removeprefix('it ')}"
+    if request.swap and one.overcommit > 1 and not _has_memory(request, one, grants):
+        users = describe_users(one, grants, with_compute=with_compute)
+        return f"{one.gpu}: {_free_text(request, one, grants)}{users}"
     return describe_free(one, grants, with_compute=with_compute)
 
 
@@ -444,7 +447,26 @@ def _request_less(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[
     options = ["--memory"] if short else []
     if not all(_has_compute(request, one, grants) for one in gpus):
         options.append("--compute (or leave it out for an equal part of what the others leave)")
-    return f"Request less with {' or '.join(options)}, {WAIT}"
+    more = f"{HOST_HINT}, " if _host_is_short(request, short, grants) else ""
+    if any(_would_take_turns(request, one, grants) for one in short):
+        more += "let its memory leave the GPU with --swap: then it fits in turns with others, "
+    return f"Request less with {' or '.join(options)}, {more}{WAIT}"
+
+
+def _host_is_short(request: Request, gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> bool:
+    most = request.overcommit or None
+    return bool(request.swap) and any(
+        turn_room(one, grants, most).bound is RoomBound.HOST for one in gpus
+    )
+
+
+def _would_take_turns(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> bool:
+    """Whether a request would fit with --swap that does not ask for it."""
+    whole = request.is_whole or request.gpus > 1
+    soft = request.isolation is Isolation.SOFT and not request.spill
+    if request.swap or whole or not soft or request.priority is Priority.LATENCY:
+        return False
+    return _has_memory(replace(request, swap=True), one, grants)
 
 
 def _parts(request: Request) -> str:

@@ -139,7 +139,7 @@ def preview_grant(
 
 def without_grants(gpus: Sequence[SharedGpu]) -> list[SharedGpu]:
     """The GPUs as if nobody used them."""
-    return [replace(one, granted_bytes=0, strangers=()) for one in gpus]
+    return [replace(one, granted_bytes=0, strangers=(), host_elsewhere=0) for one in gpus]
 
 
 def _check_limits(state: StateDirectory, request: Request, gpus: Sequence[Gpu], uid: int) -> None:
@@ -176,6 +176,7 @@ def _make(state: Path, request: Request, name: str, *, kept: bool, pid: int | No
         swap=bool(request.swap),
         park_after=request.park_after,
         swap_wait=request.swap_wait,
+        overcommit=request.overcommit,
         spill=request.spill,
         isolation=request.isolation,
     )

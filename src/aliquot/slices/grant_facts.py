@@ -16,13 +16,14 @@ from aliquot.model.errors import AliquotError
 from aliquot.slices import mps
 from aliquot.slices.procfs import command_line
 from aliquot.slices.share_problems import share_problems
+from aliquot.slices.turn_room import describe_turns, load_of, working_set
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from aliquot.devices import Sensors, Telemetry
     from aliquot.model import Grant, MemoryTurns
-    from aliquot.slices.arbiter_status import SharedGpu
+    from aliquot.slices.arbiter_status import SharedGpu, Status
     from aliquot.slices.machines import LocalMachine
 
 RUNNING = "running"
@@ -76,6 +77,7 @@ def notes(found: Iterable[LocalMachine]) -> Iterator[str]:
         for grant in machine.status.grants:
             yield from _about(grant)
         yield from strangers(machine.status.gpus)
+        yield from _overcommitted(machine.status)
         yield from _thrashing(machine.status.gpus)
         yield from mps.failures(machine.state)
 
@@ -109,6 +111,23 @@ def _about_turns(grant: Grant, turns: MemoryTurns) -> Iterator[str]:
         )
     if turns.why is not None:
         yield f"grant {grant.name} takes turns with memory: {turns.why}"
+
+
+def _overcommitted(status: Status) -> Iterator[str]:
+    for one in status.gpus:
+        if (text := overcommit_of(one, status.grants)) is not None:
+            yield f"{one.gpu}: {text}"
+
+
+def overcommit_of(one: SharedGpu, grants: Sequence[Grant]) -> str | None:
+    """What the slices of an over-committed GPU may use and do use; None: all fit together."""
+    load = load_of(one, grants)
+    if not load.excess:
+        return None
+    here = (grant for grant in grants if grant.slices_on(one.gpu.uuid))
+    away = format_bytes(sum(grant.away_bytes for grant in here))
+    used = format_bytes(working_set(one, grants))
+    return f"{describe_turns(load)}; they use {used}, and {away} of it are on the host"
 
 
 def _thrashing(gpus: Iterable[SharedGpu]) -> Iterator[str]:

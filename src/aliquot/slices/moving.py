@@ -67,7 +67,10 @@ def freeze(state: Path, name: str, is_wanted: Callable[[], bool] = lambda: True)
     try:
         with no_refusal():
             control.set_state(state, name, GrantState.SWITCHING)
-            control.move(state, name, Residence.HOST)
+            try:
+                control.move(state, name, Residence.HOST)
+            except control.NoHostMemoryError as error:
+                raise CannotFreezeError(error.message) from error
             _await(state, name, _has_left, partial(_check_leaving, is_wanted))
     except CannotFreezeError:
         if _call_off(state, name):
