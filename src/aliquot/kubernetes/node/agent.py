@@ -202,6 +202,7 @@ class Agent:
             gpus=lambda: self.gpus,
             problem=lambda: self._problem,
             metrics=self.metrics,
+            scheduled=self.options.scheduled,
         )
 
     async def run(self) -> bool:
@@ -345,7 +346,9 @@ class Agent:
             self.machine.inventory.driver_version,
             self.injection.way,
         )
-        return msgspec.structs.replace(status, problem=self._problem)
+        return msgspec.structs.replace(
+            status, problem=self._problem, allocator=self.options.allocator
+        )
 
     def _healthy_gpus(self) -> frozenset[str]:
         gpus = self.saved.allocations.gpus.values()
