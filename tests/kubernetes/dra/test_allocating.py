@@ -80,6 +80,28 @@ def test_shared_gpus_have_a_device_for_each_share() -> None:
     played(play, a_node(gpus=1))
 
 
+def test_selectors_and_constraints_decide_which_gpus_a_claim_gets() -> None:
+    async def play(one: World) -> None:
+        index = 'device.attributes["aliquot.io"].index == 3'
+        one.ask("third", request("slice", index, memory="8Gi"))
+        await until(lambda: one.devices("third"))
+        assert one.devices("third") == ["gpu-n1-3-sliced"]
+        near = [{"matchAttribute": "aliquot.io/neighbours"}]
+        one.api.put("resourceclaims", claim("pair", request("whole", count=2), constraints=near))
+        one.api.put("pods", pod("pair", "pair", made=False))
+        await until(lambda: one.devices("pair"))
+        assert sorted(one.devices("pair")) == ["gpu-n1-0-whole", "gpu-n1-1-whole"]
+        one.api.put("resourceclaims", claim("late", request("whole", count=2), constraints=near))
+        one.api.put("pods", pod("late", "late", made=False))
+        await until(lambda: "InsufficientGPUs" in one.events("late"))
+        one.ask("odd", request("slice", "device.bindsToNode"))
+        await until(lambda: "UnsupportedClaim" in one.events("odd"))
+        assert "device.bindsToNode" in one.events("odd")["UnsupportedClaim"]
+        assert one.is_gated("odd")
+
+    played(play, a_node(gpus=4, linked=True))
+
+
 def test_claims_without_an_amount_of_memory_get_all_of_a_gpu() -> None:
     async def play(one: World) -> None:
         one.ask("a", request())

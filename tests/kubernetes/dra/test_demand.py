@@ -11,7 +11,8 @@ from aliquot.kubernetes.api.dra import DeviceClass, ResourceClaim
 from aliquot.kubernetes.api.dra_parameters import InvalidClaimError
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.objects import GpuNode
-from aliquot.kubernetes.dra.demand import ClaimDemand, demand_of
+from aliquot.kubernetes.api.requests import ContainerRequest
+from aliquot.kubernetes.dra.demand import ClaimDemand, Devices, demand_of
 from aliquot.model import Policy, Priority
 from kubernetes.builders import GIB, make_node
 from kubernetes.dra.dra_world import Json, claim, device_class, request, shipped_class
@@ -40,8 +41,10 @@ def demand(
         msgspec.json.decode(msgspec.json.encode(one), type=DeviceClass)
         for one in (*CLASSES, *classes)
     ]
-    statuses = [one.status for one in (NODES if nodes is None else nodes)]
-    return demand_of("gpu", found, {one.metadata.name: one for one in known}, statuses)
+    devices = Devices(
+        {one.metadata.name: one.status for one in (NODES if nodes is None else nodes)}
+    )
+    return demand_of("gpu", found, {one.metadata.name: one for one in known}, devices)
 
 
 def made(*requests: Json, **more: Any) -> ClaimDemand:
@@ -50,24 +53,28 @@ def made(*requests: Json, **more: Any) -> ClaimDemand:
     return found
 
 
+def only(*requests: Json, **more: Any) -> ContainerRequest:
+    """What a claim asks for that has one option."""
+    (one,) = made(*requests, **more).options
+    return one.request
+
+
 def settings(**values: str) -> Json:
     parameters = {"apiVersion": "aliquot.io/v1alpha1", "kind": "SliceParameters", **values}
     return {"opaque": {"driver": "aliquot.io", "parameters": parameters}}
 
 
 def test_amounts_are_rounded_up_to_the_steps_of_the_device() -> None:
-    (one,) = made(request(memory="1000Mi", compute="30")).options
+    one = only(request(memory="1000Mi", compute="30"))
     assert (one.kind, one.gpus, one.memory, one.compute) == ("sliced", 1, 4 * MEMORY_UNIT, 30)
-    (least,) = made(request(memory="1")).options
-    assert least.memory == MEMORY_UNIT
-    (qualified,) = made(request(capacity={"requests": {"aliquot.io/memory": "1Gi"}})).options
-    assert qualified.memory == GIB
+    assert only(request(memory="1")).memory == MEMORY_UNIT
+    assert only(request(capacity={"requests": {"aliquot.io/memory": "1Gi"}})).memory == GIB
 
 
 def test_requests_that_ask_for_the_same_are_one_request_for_several_gpus() -> None:
     found = made(request(name="x", memory="1Gi"), request(name="y", memory="1Gi", count=2))
     assert found.requests == ("x", "y", "y")
-    assert found.options[0].gpus == 3
+    assert found.options[0].request.gpus == 3
 
 
 def test_parameters_of_the_class_come_before_those_of_the_claim() -> None:
@@ -75,33 +82,34 @@ def test_parameters_of_the_class_come_before_those_of_the_claim() -> None:
     found = made(request(compute=10), classes=classes, config=[settings(priority="background")])
     assert [one.source for one in found.config] == ["FromClass", "FromClaim"]
     assert found.config[0].requests == ("gpu",)
-    (one,) = found.options
+    one = found.options[0].request
     assert (one.policy, one.priority, one.reserved) == (Policy.HARD, Priority.BACKGROUND, 0)
 
 
-def test_selectors_name_the_gpus_that_may_be_used() -> None:
+def test_selectors_restrict_the_nodes_or_name_the_gpus() -> None:
     (one,) = made(request("slice", f'{OURS}.model.startsWith("T4")')).options
-    assert one.wishes is not None
-    assert one.wishes.named == {"GPU-n2-0", "GPU-n2-1"}
+    assert (one.nodes, one.request.wishes) == (frozenset({"n2"}), None)
     (strong,) = made(request("strong")).options
-    assert strong.kind == "whole"
-    assert strong.wishes is not None
-    assert len(strong.wishes.named) == 4
+    assert strong.nodes == frozenset({"n1"})
+    assert strong.request.kind == "whole"
+    (second,) = made(request("slice", f"{OURS}.index == 1")).options
+    assert second.nodes is None
+    assert second.request.wishes is not None
+    assert second.request.wishes.named == {"GPU-n1-1", "GPU-n2-1"}
 
 
 def test_a_whole_gpu_can_be_asked_for_with_a_least_amount_of_memory() -> None:
     (one,) = made(request("whole", memory="40Gi")).options
-    assert one.wishes is not None
-    assert all(name.startswith("GPU-n1") for name in one.wishes.named)
+    assert one.nodes == frozenset({"n1"})
 
 
 def test_gpus_with_an_attribute_in_common_are_options_of_their_own() -> None:
     constraint = [{"matchAttribute": "aliquot.io/neighbours"}]
     found = made(request(count=2), constraints=constraint)
-    named = [sorted(one.wishes.named) for one in found.options if one.wishes]
+    named = [sorted(one.request.wishes.named) for one in found.options if one.request.wishes]
     assert named == [["GPU-n1-0", "GPU-n1-1"], ["GPU-n1-2", "GPU-n1-3"]]
     distinct = [{"distinctAttribute": "aliquot.io/uuid"}]
-    assert made(request(count=2), constraints=distinct).options[0].wishes is None
+    assert only(request(count=2), constraints=distinct).wishes is None
 
 
 def test_claims_of_other_drivers_ask_for_nothing_here() -> None:

@@ -34,7 +34,7 @@ from aliquot.kubernetes.dra.allocation import (
     devices_of,
     with_finalizer,
 )
-from aliquot.kubernetes.dra.demand import demand_of
+from aliquot.kubernetes.dra.demand import Devices, demand_of
 from aliquot.kubernetes.dra.refusals import PodWait
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.dra import ResourceClaims
     from aliquot.kubernetes.cluster.parts import Parts
-    from aliquot.kubernetes.dra.demand import ClaimDemand
+    from aliquot.kubernetes.dra.demand import ClaimDemand, Option
     from aliquot.kubernetes.extender.planner import Answer, Planner
 
 PASS_SECONDS = 2.0  # at least so often, since bars and errors end with time
@@ -80,8 +80,8 @@ class _Asked:
     invalid: tuple[str, str] | None = None  # reason and message
 
     @property
-    def options(self) -> list[tuple[ContainerRequest, ...]]:
-        """What the pod can ask for: one request for each claim."""
+    def options(self) -> list[tuple[Option, ...]]:
+        """What the pod can ask for: an option of each claim."""
         every = product(*(demand.options for _, demand in self.claims))
         return list(islice(every, MOST_OPTIONS))
 
@@ -115,6 +115,7 @@ class ClaimAllocator:
         self._leading = leading
         self._now = now
         self._waiting: dict[str, PodWait] = {}  # by the pod's UID
+        self._devices = Devices({})  # as of the last pass
 
     # --- what the API server reports --------------------------------------------------------------
 
@@ -125,9 +126,10 @@ class ClaimAllocator:
         node = node_of(before)
         if node is None:
             return
+        reserved = {one.uid for one in before.status.reserved_for}
         for pod in self._claims.waiting():
-            if any(_is(one.claim, claim) for one in self._claims.of_pod(pod)):
-                uid = pod.metadata.uid
+            uid = pod.metadata.uid
+            if reserved <= {uid} and any(_is(one.claim, claim) for one in self._claims.of_pod(pod)):
                 self._waiting[uid] = self._known(uid).bar(node, self._now())
 
     # --- again and again --------------------------------------------------------------------------
@@ -151,6 +153,8 @@ class ClaimAllocator:
         """Serve each waiting pod once. It ends early if this replica does not lead any more."""
         self._claims.drop_old()
         waiting = self._claims.waiting()
+        statuses = {name: one.status for name, one in self._claims.cluster.nodes.items()}
+        self._devices = Devices(statuses)
         uids = {one.metadata.uid for one in waiting}
         self._waiting = {uid: one for uid, one in self._waiting.items() if uid in uids}
         for pod in waiting:
@@ -190,7 +194,6 @@ class ClaimAllocator:
         One that is allocated keeps its node, whoever allocated it.
         """
         found = self._claims.of_pod(pod)
-        statuses = [one.status for one in self._claims.cluster.nodes.values()]
         claims, node = [], None
         for name, claim in ((one.name, one.claim) for one in found):
             if claim is None or claim.metadata.deletion_timestamp:
@@ -199,7 +202,7 @@ class ClaimAllocator:
                 node = node_of(claim) or node
                 continue
             try:
-                demand = demand_of(name, claim, self._claims.classes, statuses)
+                demand = demand_of(name, claim, self._claims.classes, self._devices)
             except InvalidClaimError as error:
                 text = f"resource claim {claim.metadata.name!r}: {error.one_line}"
                 return _Asked(invalid=(error.reason, text))
@@ -218,15 +221,15 @@ class ClaimAllocator:
         """The node of a pod, and what its claims get there; None if it waits, and is told why."""
         uid, options = pod.metadata.uid, asked.options
         names = self._names(pod, asked)
-        if not names:
+        answer = self._limits.beyond_limits(pod, [one.request for one in options[0]], names)
+        for option in options if answer is None else ():
+            if among := _among(names, option):
+                answer = self._planner.place(pod, tuple(one.request for one in option), among)
+            if answer is not None and answer.names:
+                break
+        if answer is None:
             self._tell(pod, "NoNodeForClaims", NO_NODE + self._bars(uid))
             return None
-        answer = self._limits.beyond_limits(pod, options[0], names)
-        for requests in options if answer is None else ():
-            answer = self._planner.place(pod, requests, names)
-            if answer.names:
-                break
-        assert answer is not None  # noqa: S101 - there is an option
         reserved = self._planner.cluster.reserved(uid)
         self._planner.cluster.forget(uid)  # what is allocated counts as `assume` has it
         if answer.names and reserved is not None:
@@ -254,7 +257,7 @@ class ClaimAllocator:
         try:
             for claim, demand in asked.claims:
                 taken = devices_of(list(self._claims.on_node(node)))
-                part = by_name[demand.options[0].container]
+                part = by_name[demand.name]
                 after = allocated(claim, demand, part, node, status, taken, self._now())
                 self._claims.assume(after, pod.metadata.uid)
                 made.append((claim, after))
@@ -352,6 +355,12 @@ class ClaimAllocator:
         if after is not None:
             self._waiting[uid] = after
             self._recorder.record(PODS, pod, "Warning", reason, message)
+
+
+def _among(names: list[str], option: Sequence[Option]) -> list[str]:
+    """Those of these nodes that have GPUs for all claims of a pod."""
+    limits = [one.nodes for one in option if one.nodes is not None]
+    return [name for name in names if all(name in one for one in limits)]
 
 
 def _is(one: ResourceClaim | None, other: ResourceClaim) -> bool:

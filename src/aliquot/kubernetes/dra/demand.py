@@ -4,12 +4,13 @@ A claim's author wrote it, and whoever made its DeviceClasses: it is checked her
 understood is refused (`InvalidClaimError`), because a claim must never get what it did not ask for.
 All devices of a claim are one grant, so its requests must ask for the same, whatever their number.
 
-Selectors and attributes decide which GPUs may be used; `placement` knows these by their UUIDs. If
-all GPUs of a claim must have an attribute in common, there is a request for each of its values.
+Selectors and attributes decide which GPUs may be used: all of some nodes, or some by their UUIDs.
+If all GPUs of a claim must have an attribute in common, there is an option for each of its values.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ from aliquot.model import MAX_SLICES, Policy, Priority
 from aliquot.placement.core.wishes import Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.api.dra import (
         AllocationConfig,
@@ -54,35 +55,81 @@ REMEMBERED = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """A request, and the nodes that have GPUs for it; None: all nodes."""
+
+    request: ContainerRequest
+    nodes: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimDemand:
-    """What a claim asks for: one of `options`, each with the GPUs that it may use.
+    """What a claim asks for: one of `options`. Its pod calls it `name`.
 
     `requests` has the name of the claim's request for each GPU, `config` the parameters of its
     classes and then its own, as its allocation has them.
     """
 
+    name: str
     requests: tuple[str, ...]
-    options: tuple[ContainerRequest, ...]
+    options: tuple[Option, ...]
     config: tuple[AllocationConfig, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Gpu:
-    """A GPU that a claim may use, and what it can ask to have in common with others."""
+    """A GPU as a device of some kind: its node, its size, and what it can have in common."""
 
+    node: str
     uuid: str
+    size: int
     attributes: Attributes
+
+
+class Devices:
+    """All GPUs that claims can get at one moment, by the names and statuses of their nodes.
+
+    What selectors select is remembered: many claims have the same ones.
+    """
+
+    def __init__(self, nodes: Mapping[str, GpuNodeStatus]) -> None:
+        self.counts = {name: len(one.gpus) for name, one in nodes.items()}
+        self._nodes = nodes
+        self._gpus: list[tuple[str, NodeGpu, Attributes, int]] | None = None
+        self._selected: dict[tuple[str, ...], dict[Kind, list[_Gpu]]] = {}
+
+    def select(self, expressions: tuple[str, ...]) -> Mapping[Kind, list[_Gpu]]:
+        """The GPUs with devices that fulfil all these expressions, by the kind of the devices."""
+        found = self._selected.get(expressions)
+        if found is None:
+            found = self._selected[expressions] = {}
+            for node, gpu, attributes, shares in self._all():
+                for kind in DEVICE_KINDS:
+                    size = gpu.memory // shares if kind == "shared" else gpu.memory
+                    if _fulfils(expressions, _device(kind, size, attributes)):
+                        one = _Gpu(node, gpu.uuid, size, attributes)
+                        found.setdefault(kind, []).append(one)
+        return found
+
+    def _all(self) -> list[tuple[str, NodeGpu, Attributes, int]]:
+        if self._gpus is None:
+            self._gpus = [
+                (name, gpu, attributes, status.shares)
+                for name, status in self._nodes.items()
+                for gpu, attributes in _attributes(status)
+            ]
+        return self._gpus
 
 
 def demand_of(
     name: str,
     claim: ResourceClaim,
     classes: Mapping[str, DeviceClass],
-    nodes: Collection[GpuNodeStatus],
+    gpus: Devices,
 ) -> ClaimDemand | None:
     """What a claim asks for that its pod calls `name`; None if it asks for no devices of ours.
 
-    `nodes` are those whose GPUs it may get. InvalidClaimError if it cannot be decided here.
+    InvalidClaimError if it cannot be decided here.
     """
     devices = claim.spec.devices
     ours = [one for one in devices.requests if _is_ours(one, classes)]
@@ -112,9 +159,9 @@ def demand_of(
             f"its class {first.device_class_name} does not exist",
             "Create it, or name another one: kubectl get deviceclasses.",
         )
-    kind, gpus = _selected(first, of_class, nodes)
+    kind, selected = _selected(first, of_class, gpus)
     same = [one.match_attribute for one in devices.constraints if one.match_attribute]
-    groups = list(_grouped(gpus, [one.removeprefix(f"{DRIVER}/") for one in same]))
+    groups = list(_grouped(selected, [one.removeprefix(f"{DRIVER}/") for one in same]))
     if not groups:
         raise InvalidClaimError(
             "no GPU has what its selectors and constraints ask for",
@@ -123,12 +170,8 @@ def demand_of(
         )
     config = _config(claim, ours, of_class)
     request = _request(name, kind, len(names), first, ours, config)
-    every = sum(len(one.gpus) for one in nodes)
-    options = tuple(
-        request if len(some) == every else replace(request, wishes=Wishes(named=frozenset(some)))
-        for some in groups
-    )
-    return ClaimDemand(names, options, config)
+    options = tuple(_option(request, one, gpus.counts) for one in groups)
+    return ClaimDemand(name, names, options, config)
 
 
 # --- what is understood ---------------------------------------------------------------------------
@@ -198,17 +241,12 @@ def _check_constraints(constraints: Sequence[DeviceConstraint], requests: set[st
 # --- GPUs -----------------------------------------------------------------------------------------
 
 
-def _selected(
-    request: ExactRequest, of: DeviceClass, nodes: Collection[GpuNodeStatus]
-) -> tuple[Kind, list[_Gpu]]:
+def _selected(request: ExactRequest, of: DeviceClass, gpus: Devices) -> tuple[Kind, list[_Gpu]]:
     """The kind of the devices that the selectors select, and the GPUs that have such a device."""
-    expressions = []
-    for one in (*of.spec.selectors, *request.selectors):
-        if one.cel is None:
-            raise InvalidClaimError(
-                "it has a selector that is not in CEL", reason="UnsupportedClaim"
-            )
-        expressions.append(one.cel.expression)
+    selectors = (*of.spec.selectors, *request.selectors)
+    expressions = tuple(one.cel.expression for one in selectors if one.cel is not None)
+    if len(expressions) < len(selectors):
+        raise InvalidClaimError("it has a selector that is not in CEL", reason="UnsupportedClaim")
     asked = request.capacity.requests if request.capacity else {}
     unknown = sorted(name for name in asked if name not in CAPACITIES)
     if unknown:
@@ -217,15 +255,10 @@ def _selected(
             f"Devices have {MEMORY} and {COMPUTE}.",
             reason="UnsupportedClaim",
         )
-    least = amount_of(MEMORY, asked) or 0
-    found: dict[Kind, list[_Gpu]] = {}
-    for status in nodes:
-        for gpu, attributes in _attributes(status):
-            for kind in DEVICE_KINDS:
-                if _selects(tuple(expressions), gpu, attributes, kind, status.shares):
-                    some = found.setdefault(kind, [])
-                    if kind == "sliced" or _size(gpu, kind, status.shares) >= least:
-                        some.append(_Gpu(gpu.uuid, attributes))
+    try:
+        found = gpus.select(expressions)
+    except UnknownExpressionError as error:
+        raise InvalidClaimError(error.message, error.hint, reason="UnsupportedClaim") from error
     if len(found) > 1:
         raise InvalidClaimError(
             f"its class {request.device_class_name} has {' and '.join(found)} devices, and a claim"
@@ -233,7 +266,9 @@ def _selected(
             f'Add a selector on device.attributes["{DRIVER}"].kind.',
             reason="UnsupportedClaim",
         )
-    return next(iter(found.items()), ("sliced", []))
+    kind, some = next(iter(found.items()), ("sliced", []))
+    least = 0 if kind == "sliced" else amount_of(MEMORY, asked) or 0
+    return kind, [one for one in some if one.size >= least]
 
 
 def _attributes(status: GpuNodeStatus) -> Iterator[tuple[NodeGpu, Attributes]]:
@@ -255,17 +290,9 @@ def _attributes(status: GpuNodeStatus) -> Iterator[tuple[NodeGpu, Attributes]]:
         )
 
 
-def _selects(
-    expressions: tuple[str, ...], gpu: NodeGpu, attributes: Attributes, kind: Kind, shares: int
-) -> bool:
-    capacity = [(MEMORY, _size(gpu, kind, shares))]
-    if kind == "sliced":
-        capacity.append((COMPUTE, CORE_UNITS))
-    device = Device((("kind", kind), *attributes.items()), tuple(capacity))
-    try:
-        return _fulfils(expressions, device)
-    except UnknownExpressionError as error:
-        raise InvalidClaimError(error.message, error.hint, reason="UnsupportedClaim") from error
+def _device(kind: Kind, size: int, attributes: Attributes) -> Device:
+    capacity = [(MEMORY, size), *([(COMPUTE, CORE_UNITS)] if kind == "sliced" else [])]
+    return Device((("kind", kind), *attributes.items()), tuple(capacity))
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -275,19 +302,23 @@ def _fulfils(expressions: tuple[str, ...], device: Device) -> bool:
     return all(found)
 
 
-def _size(gpu: NodeGpu, kind: Kind, shares: int) -> int:
-    return gpu.memory // shares if kind == "shared" else gpu.memory
-
-
-def _grouped(gpus: Sequence[_Gpu], same: Sequence[str]) -> Iterator[list[str]]:
-    """The UUIDs of GPUs that have the same values of these attributes."""
-    groups: dict[tuple[object, ...], list[str]] = {}
+def _grouped(gpus: Sequence[_Gpu], same: Sequence[str]) -> Iterator[list[_Gpu]]:
+    """GPUs that have the same values of these attributes."""
+    groups: dict[tuple[object, ...], list[_Gpu]] = {}
     for one in gpus:
         if all(name in one.attributes for name in same):
             key: tuple[object, ...] = tuple(one.attributes[name] for name in same)
-            groups.setdefault(key, []).append(one.uuid)
+            groups.setdefault(key, []).append(one)
     for key in sorted(groups, key=str):
         yield groups[key]
+
+
+def _option(request: ContainerRequest, gpus: Sequence[_Gpu], counts: Mapping[str, int]) -> Option:
+    """A request for these GPUs. Where they are all GPUs of their nodes, the nodes say enough."""
+    found = Counter(one.node for one in gpus)
+    if any(count < counts[node] for node, count in found.items()):
+        request = replace(request, wishes=Wishes(named=frozenset(one.uuid for one in gpus)))
+    return Option(request, None if len(found) == len(counts) else frozenset(found))
 
 
 # --- the request ----------------------------------------------------------------------------------
