@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from aliquot.kubernetes.api.dra import FINALIZER
+from aliquot.kubernetes.api.dra_devices import parse_device
 from aliquot.kubernetes.dra import refusals
-from kubernetes.builders import make_node, make_pod
+from kubernetes.builders import GIB, gpu_uuid, make_node, make_pod
 from kubernetes.dra.dra_world import (
+    Json,
     World,
     a_node,
     claim,
@@ -23,7 +27,7 @@ from kubernetes.dra.dra_world import (
 from kubernetes.extender.replica import put_node, put_pod, replica
 from kubernetes.fake_api import FakeApi, until
 
-GIB = 1 << 30
+GPUS = [gpu_uuid(node, index) for node in ("n1", "n2") for index in range(2)]
 
 
 def test_a_waiting_pod_gets_its_slice_as_kube_scheduler_would_write_it() -> None:
@@ -66,6 +70,28 @@ def test_kinds_exclude_each_other_on_a_gpu_and_what_does_not_fit_waits() -> None
         assert "shareID" not in one.json("whole")["status"]["allocation"]["devices"]["results"][0]
 
     played(play)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_gpu_is_overbooked_whatever_claims_come_and_go(seed: int) -> None:
+    async def play(one: World) -> None:
+        draw, there = random.Random(seed), []  # noqa: S311 - the same each time
+        for turn in range(3):
+            for number in range(12):
+                name = f"p{turn}-{number}"
+                one.ask(name, drawn(draw))
+                there.append(name)
+            await until(lambda: all(one.devices(n) or one.events(n) for n in there))
+            check(one)
+            for name in draw.sample(there, 8):
+                one.api.delete("pods", name, "ns")
+                one.api.delete("resourceclaims", name, "ns")
+                there.remove(name)
+        await until(lambda: all(one.devices(n) or one.events(n) for n in there))
+        check(one)
+        assert any(one.devices(name) for name in there)
+
+    played(play, a_node("n1", 2), a_node("n2", 2))
 
 
 def test_shared_gpus_have_a_device_for_each_share() -> None:
@@ -125,6 +151,19 @@ def test_a_claim_keeps_counting_until_its_node_reports_it_and_then_once() -> Non
         assert not one.devices("b")
 
     played(play, a_node(gpus=1))
+
+
+def test_a_claim_that_got_another_gpu_counts_there_while_its_former_grant_ends() -> None:
+    async def play(one: World) -> None:
+        one.ask("a", request(memory="60Gi"))
+        await until(lambda: one.devices("a"))
+        (device,) = one.devices("a")
+        other = 0 if device == "gpu-n1-1-sliced" else 1
+        one.report("a", "n1", other, 60 * GIB)
+        one.ask("b", request(memory="30Gi"))
+        await until(lambda: "InsufficientGPUs" in one.events("b"))
+
+    played(play)
 
 
 def test_the_next_leader_knows_what_claims_have() -> None:
@@ -341,7 +380,8 @@ def test_the_queue_of_its_pod_limits_a_claim() -> None:
 def test_pods_of_gangs_are_refused() -> None:
     async def play(one: World) -> None:
         gang = {"annotations": {"aliquot.io/gang": "g", "aliquot.io/gang-size": "2"}}
-        one.ask("a", request(memory="8Gi"), metadata=gang)
+        gates = [{"name": "aliquot.io/gang"}, {"name": "aliquot.io/resource-claims"}]
+        one.ask("a", request(memory="8Gi"), metadata=gang, schedulingGates=gates)
         await until(lambda: "ClaimOfGang" in one.events("a"))
         assert not one.devices("a")
 
@@ -359,3 +399,31 @@ def test_nothing_is_read_or_allocated_without_the_option() -> None:
             assert not any("resource.k8s.io" in path for _, path in api.requests)
 
     asyncio.run(run())
+
+
+def drawn(draw: random.Random) -> Json:
+    """A claim's request."""
+    kind = draw.choice(["whole", "shared", "slice", "slice"])
+    if kind != "slice":
+        return request(kind, count=draw.choice([1, 1, 2]))
+    memory, compute = draw.randrange(1, 60), draw.randrange(80)
+    return request(kind, memory=f"{memory}Gi", compute=compute)
+
+
+def check(one: World) -> None:
+    """What kube-scheduler's counters would allow: one kind on a GPU, no more than it has."""
+    kinds: dict[str, set[str]] = {}
+    sums: Counter[tuple[str, str]] = Counter()
+    names: list[str] = []
+    for found in one.api.all("resourceclaims"):
+        allocation = found.get("status", {}).get("allocation")
+        for result in allocation["devices"]["results"] if allocation else ():
+            uuid_, kind = parse_device(result["device"], GPUS) or ("", "")
+            kinds.setdefault(uuid_, set()).add(kind)
+            names += [result["device"]] if kind != "sliced" else []
+            for name, amount in result.get("consumedCapacity", {}).items():
+                sums[uuid_, name] += int(amount)
+    assert all(len(one) == 1 for one in kinds.values())
+    assert len(names) == len(set(names))
+    most = {"memory": 80 * GIB, "compute": 100}
+    assert all(amount <= most[name] for (_, name), amount in sums.items())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LONGEST = 10 << 10  # characters of an expression, as the API server has it
+MOST_WORDS = 500  # of an expression: it is read for each GPU of the cluster
 DEEPEST = 32
 REMEMBERED = 1 << 10
 
@@ -82,14 +83,20 @@ _Value = Any
 def fulfils(device: Device, expression: str) -> bool:
     """Whether a device of our driver fulfils a selector; UnknownExpressionError if that is open."""
     try:
-        return _parsed(expression)(device) is True
+        return _parsed(expression)[0](device) is True
     except _NotSoError:
         return False
 
 
+def attributes_in(expression: str) -> frozenset[str]:
+    """The attributes that a selector is about; UnknownExpressionError if it is not understood."""
+    return _parsed(expression)[1]
+
+
 @lru_cache(maxsize=REMEMBERED)
-def _parsed(expression: str) -> Callable[[Device], _Value]:
-    return _Parser(expression).whole()
+def _parsed(expression: str) -> tuple[Callable[[Device], _Value], frozenset[str]]:
+    parser = _Parser(expression)
+    return parser.whole(), frozenset(parser.attributes)
 
 
 class _Parser:
@@ -100,6 +107,7 @@ class _Parser:
         self._tokens = self._split(expression)
         self._at = 0
         self._depth = 0
+        self.attributes: set[str] = set()
 
     def whole(self) -> Callable[[Device], _Value]:
         found = self._any()
@@ -119,6 +127,8 @@ class _Parser:
                 raise self._unknown(f"{text[at : at + 20]!r}")
             tokens.append(found[0].strip())
             at = found.end()
+            if len(tokens) > MOST_WORDS:
+                raise self._unknown(f"more than {MOST_WORDS} words and signs")
         return tokens
 
     def _unknown(self, what: str) -> UnknownExpressionError:
@@ -250,6 +260,7 @@ class _Parser:
         if domain[1:-1] != DRIVER:
             return _missing
         if field == "attributes":
+            self.attributes.add(name)
             return lambda device: _found(dict(device.attributes), name)
         return lambda device: _Quantity(_found(dict(device.capacity), name))
 

@@ -228,16 +228,17 @@ class ResourceClaims:
         """Count the claims that a node does not report yet."""
         gpu_node = self._gpu_nodes.get(node)
         gpus = gpu_node.status.gpus if gpu_node is not None else ()
-        reported = {grant.claim_uid for gpu in gpus for grant in gpu.grants}
+        shares = gpu_node.status.shares if gpu_node is not None else 1
+        reported = {(grant.claim_uid, gpu.uuid) for gpu in gpus for grant in gpu.grants}
         by_claim: dict[str, Parts] = {}
         by_pod: dict[str, Parts] = {}
         for claim in self.on_node(node):
-            uid = claim.metadata.uid
-            if uid in reported or gpu_node is None:
-                continue
-            parts = by_claim[uid] = parts_of(claim, gpus, gpu_node.status.shares)
-            pod = self._pod_of(claim)
-            by_pod[pod] = (*by_pod.get(pod, ()), *parts)
+            uid, every = claim.metadata.uid, parts_of(claim, gpus, shares)
+            parts = tuple(one for one in every if (uid, *one.gpus) not in reported)
+            if parts:
+                by_claim[uid] = parts
+                pod = self._pod_of(claim)
+                by_pod[pod] = (*by_pod.get(pod, ()), *parts)
         self.cluster.set_claimed(node, by_claim)
         self._counted.set_claimed(node, by_pod)
 

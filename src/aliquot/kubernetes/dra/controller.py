@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 PASS_SECONDS = 2.0  # at least so often, since bars and errors end with time
 BURST_SECONDS = 0.05  # changes come in bursts
+LONGEST_PAUSE = 5.0  # between passes; a long pass is followed by a pause as long
 MOST_OPTIONS = 64  # of a pod's claims together
 NO_NODE = (
     "no node that accepts the pod gives GPUs to claims of Aliquot's scheduler: look at taints,"
@@ -144,10 +145,12 @@ class ClaimAllocator:
             seen = self._changes.count
             if not self._leading():
                 continue
+            began = time.perf_counter()
             try:
                 await self.look()
             except Exception:  # noqa: BLE001 - one claim must not stop all others
                 _log.exception("a pass over resource claims failed; the next one comes soon")
+            await asyncio.sleep(min(time.perf_counter() - began, LONGEST_PAUSE))
 
     async def look(self) -> None:
         """Serve each waiting pod once. It ends early if this replica does not lead any more."""
@@ -169,9 +172,7 @@ class ClaimAllocator:
 
     async def _serve(self, pod: Pod) -> None:
         uid, now = pod.metadata.uid, self._now()
-        if now < self._known(uid).later or any(
-            one.name != RESOURCE_CLAIMS_GATE for one in pod.spec.scheduling_gates
-        ):
+        if now < self._known(uid).later:
             return
         asked = self._asked(pod)
         if asked is None:
@@ -179,6 +180,8 @@ class ClaimAllocator:
         if asked.invalid is not None:
             self._tell(pod, *asked.invalid)
             return
+        if any(one.name != RESOURCE_CLAIMS_GATE for one in pod.spec.scheduling_gates):
+            return  # somebody else does not let it start yet
         if asked.claims:
             placed = self._place(pod, asked)
             if placed is None or not await self._allocate(pod, asked, *placed):

@@ -27,7 +27,12 @@ from aliquot.kubernetes.api.dra_devices import (
     link_groups,
 )
 from aliquot.kubernetes.api.dra_parameters import InvalidClaimError, parameters_of
-from aliquot.kubernetes.api.dra_selectors import Device, UnknownExpressionError, fulfils
+from aliquot.kubernetes.api.dra_selectors import (
+    Device,
+    UnknownExpressionError,
+    attributes_in,
+    fulfils,
+)
 from aliquot.kubernetes.api.names import CORE_UNITS, MEMORY_UNIT
 from aliquot.kubernetes.api.requests import ContainerRequest
 from aliquot.model import MAX_SLICES, Policy, Priority
@@ -102,11 +107,12 @@ class Devices:
         """The GPUs with devices that fulfil all these expressions, by the kind of the devices."""
         found = self._selected.get(expressions)
         if found is None:
+            names = frozenset[str]().union(*map(attributes_in, expressions))
             found = self._selected[expressions] = {}
             for node, gpu, attributes, shares in self._all():
                 for kind in DEVICE_KINDS:
                     size = gpu.memory // shares if kind == "shared" else gpu.memory
-                    if _fulfils(expressions, _device(kind, size, attributes)):
+                    if _fulfils(expressions, _device(kind, size, attributes, names)):
                         one = _Gpu(node, gpu.uuid, size, attributes)
                         found.setdefault(kind, []).append(one)
         return found
@@ -290,9 +296,11 @@ def _attributes(status: GpuNodeStatus) -> Iterator[tuple[NodeGpu, Attributes]]:
         )
 
 
-def _device(kind: Kind, size: int, attributes: Attributes) -> Device:
+def _device(kind: Kind, size: int, attributes: Attributes, names: frozenset[str]) -> Device:
+    """A device with the attributes of these names: most GPUs differ in no others."""
     capacity = [(MEMORY, size), *([(COMPUTE, CORE_UNITS)] if kind == "sliced" else [])]
-    return Device((("kind", kind), *attributes.items()), tuple(capacity))
+    some = ((name, value) for name, value in attributes.items() if name in names)
+    return Device((("kind", kind), *some), tuple(capacity))
 
 
 @lru_cache(maxsize=REMEMBERED)
