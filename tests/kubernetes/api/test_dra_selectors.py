@@ -79,6 +79,7 @@ def test_a_device_that_lacks_or_differs_in_what_is_asked_does_not_fit(expression
         "!" * 200 + "true",
         "true" + " " * 20_000 + "&& true",
         "1 & 2",
+        f"{OURS}.strength < {'9' * 5000}",
         " || ".join(["true"] * 300),
         "\x00",
     ],

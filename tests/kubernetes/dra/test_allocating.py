@@ -377,6 +377,16 @@ def test_the_queue_of_its_pod_limits_a_claim() -> None:
     played(with_queue)
 
 
+def test_pods_that_ask_by_resources_too_are_refused() -> None:
+    async def play(one: World) -> None:
+        resources = {"limits": {"aliquot.io/gpu": "1"}}
+        one.ask("a", request(memory="8Gi"), containers=[{"name": "m", "resources": resources}])
+        await until(lambda: "SeveralKinds" in one.events("a"))
+        assert not one.devices("a")
+
+    played(play)
+
+
 def test_pods_of_gangs_are_refused() -> None:
     async def play(one: World) -> None:
         gang = {"annotations": {"aliquot.io/gang": "g", "aliquot.io/gang-size": "2"}}

@@ -137,6 +137,7 @@ def test_claims_of_other_drivers_ask_for_nothing_here() -> None:
         ([request(count=1000)], {}, "at most"),
         ([request(capacity={"requests": {"bandwidth": "1"}})], {}, "bandwidth"),
         ([request(memory="1.5m")], {}, "not whole"),
+        ([request(memory="1e60")], {}, "which no GPU has"),
         ([request("whole", compute=10)], {}, "compute"),
         ([request(compute=101)], {}, "compute"),
         ([request()], {"constraints": [{"distinctAttribute": "aliquot.io/numa"}]}, "numa"),

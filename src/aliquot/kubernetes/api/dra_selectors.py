@@ -32,7 +32,7 @@ DEEPEST = 32
 REMEMBERED = 1 << 10
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_]\w*)"
+    r"\s*(?:(?P<number>\d{1,18})|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<text>\"[^\"\\\n]*\"|'[^'\\\n]*')|(?P<sign>&&|\|\||[=!<>]=|[!<>()\[\],.-]))",
     re.ASCII,
 )

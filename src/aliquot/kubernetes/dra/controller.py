@@ -60,6 +60,10 @@ NO_NODE = (
     " selectors and affinity, and at kubectl get gpunodes"
 )
 
+BOTH_WAYS = (
+    "it asks for GPUs by resources and by resource claims, and no node offers both: ask in one way"
+)
+
 _log = structlog.get_logger(__name__)
 
 
@@ -148,7 +152,7 @@ class ClaimAllocator:
             began = time.perf_counter()
             try:
                 await self.look()
-            except Exception:  # noqa: BLE001 - one claim must not stop all others
+            except Exception:  # noqa: BLE001 - the rest of the scheduler goes on
                 _log.exception("a pass over resource claims failed; the next one comes soon")
             await asyncio.sleep(min(time.perf_counter() - began, LONGEST_PAUSE))
 
@@ -163,7 +167,10 @@ class ClaimAllocator:
         for pod in waiting:
             if not self._leading():
                 return
-            await self._serve(pod)
+            try:
+                await self._serve(pod)
+            except Exception:  # noqa: BLE001 - one pod must not stop all others
+                _log.exception("the resource claims of a pod cannot be allocated", pod=pod.key)
             await asyncio.sleep(0)
         for claim in list(self._claims.unused()):
             if not self._leading():
@@ -211,6 +218,8 @@ class ClaimAllocator:
                 return _Asked(invalid=(error.reason, text))
             if demand is not None:
                 claims.append((claim, demand))
+        if claims and self._planner.names_resources(pod):
+            return _Asked(invalid=("SeveralKinds", BOTH_WAYS))
         if claims and membership_of(pod) is not None:
             text = (
                 "it belongs to a gang and asks for GPUs by resource claims: Aliquot's scheduler"

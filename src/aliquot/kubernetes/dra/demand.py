@@ -34,7 +34,7 @@ from aliquot.kubernetes.api.dra_selectors import (
     fulfils,
 )
 from aliquot.kubernetes.api.names import CORE_UNITS, MEMORY_UNIT
-from aliquot.kubernetes.api.requests import ContainerRequest
+from aliquot.kubernetes.api.requests import MOST_BYTES, ContainerRequest
 from aliquot.model import MAX_SLICES, Policy, Priority
 from aliquot.placement.core.wishes import Wishes
 
@@ -354,6 +354,8 @@ def _request(  # noqa: PLR0913, PLR0917 - all that makes a request
             f"it asks for compute {compute} of {kind} GPUs",
             f"Slices have a share of compute, of 0 to {CORE_UNITS} percent.",
         )
+    if memory is not None and memory > MOST_BYTES:
+        raise InvalidClaimError(f"it asks for {memory} bytes of memory, which no GPU has")
     policy = parameters.policy or Policy.ELASTIC
     if policy is Policy.HARD and not compute:
         raise InvalidClaimError(
