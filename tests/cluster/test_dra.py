@@ -6,141 +6,53 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cluster.agent import CDI, STATE, Agent
 from cluster.api import ApiError
 from cluster.cluster import Cluster
-from cluster.manifests import SLEEP, pod
+from cluster.dra import (
+    SLICES,
+    Json,
+    claim,
+    devices,
+    gpus_of,
+    kubeconfig_of,
+    pod_with,
+    published,
+    rights_of_the_chart,
+    run,
+    until_unallocatable,
+)
+from cluster.manifests import pod
 from cluster.tenants import LOOK, delete_pod, restarts_of
-from kubernetes import chart
 from support import GIB
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SHAPE = "rtx6000:3"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 ACCOUNT = "aliquot-node"
 SPACE = "aliquot-dra"  # other files of tests have the chart's own namespace
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def classes(cluster: Cluster) -> Iterator[list[Json]]:
     """What the chart adds for resource claims; its agent may do no more than that."""
-    kinds = {"DeviceClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
-    kinds |= {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
-    rendered = chart.objects(chart.render("node.dra=true").replace(chart.NAMESPACE, SPACE))
-    objects = [
-        one
-        for one in rendered
-        if one["kind"] in kinds
-        and one["metadata"]["labels"]["app.kubernetes.io/component"] == "node"
-    ]
-    cluster.create_namespace(SPACE)
-    cluster.apply(*objects)
-    yield objects
-    for one in objects:
-        if one["kind"] != "ServiceAccount":
-            cluster.kubectl("delete", one["kind"], one["metadata"]["name"])
-    cluster.kubectl("delete", "namespace", SPACE, "--wait=false")
+    with rights_of_the_chart(cluster, SPACE, "node", values=("node.dra=true",)) as objects:
+        yield objects
 
 
 @pytest.fixture(scope="module")
 def agent(cluster: Cluster, classes: list[Json]) -> Iterator[Agent]:
     """The agent with the rights of the chart, and three GPUs."""
-    kubeconfig = agents_kubeconfig(cluster)
+    kubeconfig = kubeconfig_of(cluster, ACCOUNT, SPACE, cluster.node.name)
     one = Agent(cluster, SHAPE, "--dra", "--kubeconfig", str(kubeconfig))
     one.start()
     cluster.wait_until(lambda: len(published(cluster)) == 2, 30, "the GPUs are published")
     yield one
     one.close()
     cluster.kubectl("delete", "resourceslices", "--all")
-
-
-def agents_kubeconfig(cluster: Cluster) -> Path:
-    """That of the agent's account, with a token of its node."""
-    node = cluster.api.get(f"/api/v1/nodes/{cluster.node.name}")
-    bound = {"kind": "Node", "name": cluster.node.name, "uid": node["metadata"]["uid"]}
-    path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/{ACCOUNT}/token"
-    spec = {"boundObjectRef": {"apiVersion": "v1", **bound}, "expirationSeconds": 7200}
-    token = cluster.api.create(path, {"spec": spec})["status"]["token"]
-    config = json.loads(cluster.kubectl("config", "view", "--raw", "--output=json"))
-    config["users"] = [{**one, "user": {"token": token}} for one in config["users"]]
-    kubeconfig = cluster.folder / "agent.kubeconfig"
-    kubeconfig.write_text(json.dumps(config))
-    return kubeconfig
-
-
-# --- claims and pods ------------------------------------------------------------------------------
-
-
-def claim(
-    name: str, namespace: str, kind: str = "slice", count: int = 1, **capacity: str | int
-) -> Json:
-    exactly: Json = {"deviceClassName": f"{kind}.aliquot.io", "count": count}
-    if capacity:
-        exactly["capacity"] = {"requests": capacity}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
-    }
-
-
-def pod_with(claim_name: str, namespace: str, name: str = "", **more: Any) -> Json:
-    """A pod whose container names the claim."""
-    one = pod(name or claim_name, more.pop("command", SLEEP), namespace=namespace, **more)
-    one["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": claim_name}]
-    one["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
-    return one
-
-
-def run(cluster: Cluster, *objects: Json) -> None:
-    """Have these objects, and return when the pods of them run."""
-    cluster.apply(*objects)
-    for one in objects:
-        if one["kind"] == "Pod":
-            meta = one["metadata"]
-            cluster.wait_for_pod(meta["name"], meta["namespace"], "Running", 120)
-
-
-def path_of(name: str, namespace: str) -> str:
-    return f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
-
-
-def devices(cluster: Cluster, namespace: str, name: str) -> list[Json]:
-    """What the driver says in a claim's status."""
-    return list(cluster.api.get(path_of(name, namespace))["status"].get("devices", []))
-
-
-def gpus_of(cluster: Cluster, namespace: str, *names: str) -> list[str]:
-    """The GPU of each claim."""
-    cluster.wait_until(
-        lambda: all(devices(cluster, namespace, name) for name in names), 60, "claims have a status"
-    )
-    return [str(devices(cluster, namespace, name)[0]["data"]["uuid"]) for name in names]
-
-
-def published(cluster: Cluster) -> list[Json]:
-    return list(cluster.api.get(SLICES)["items"])
-
-
-def until_unallocatable(cluster: Cluster, namespace: str, name: str) -> None:
-    """Until kube-scheduler says on the pod that no node has what its claim asks for."""
-
-    def is_said() -> bool:
-        found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]
-        return any(
-            one["type"] == "PodScheduled" and "cannot allocate" in one.get("message", "")
-            for one in found.get("conditions", ())
-        )
-
-    cluster.wait_until(is_said, 60, f"pod {name} says why it waits")
 
 
 def released(agent: Agent) -> None:
@@ -327,7 +239,7 @@ def test_an_agent_publishes_no_devices_of_another_node(cluster: Cluster, agent: 
         "metadata": {"name": "another-aliquot"},
         "spec": spec,
     }
-    kubeconfig = cluster.folder / "agent.kubeconfig"
+    kubeconfig = cluster.folder / f"{ACCOUNT}.kubeconfig"
 
     def is_refused() -> bool:
         """Policies need a moment before they hold."""

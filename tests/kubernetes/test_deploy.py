@@ -82,6 +82,7 @@ def test_helm_finds_nothing_wrong_with_the_chart(helm: None) -> None:
         (),
         ("scheduler.tls.certManager=true",),
         ("node.dra=true",),
+        ("node.dra=true", "scheduler.resourceClaims=true"),
         ("scheduler.tls.serverSecret=a", "scheduler.tls.clientSecret=b"),
         ("serviceMonitor.enabled=true", "prometheusRule.enabled=true", "openshift=true"),
     ],
@@ -102,6 +103,22 @@ def test_every_switch_of_the_chart_renders(helm: None) -> None:
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     assert not {kind for kind, _ in names} & {"CustomResourceDefinition", "ConfigMap"}
     assert not {name for _, name in names if "kube-scheduler" in name}
+
+
+def test_resource_claims_are_allocated_by_aliquot_only_where_a_value_says_so(helm: None) -> None:
+    def parts(*values: str) -> tuple[bool, bool, set[str]]:
+        objects = chart.objects(chart.render("node.dra=true", *values))
+        agent = container_of(find(objects, "DaemonSet", "aliquot-node"))["args"]
+        scheduler = container_of(find(objects, "Deployment", "aliquot-scheduler"))["args"]
+        rules = find(objects, "ClusterRole", "aliquot-scheduler")["rules"]
+        may = {name for one in rules for name in one["resources"] if "resourceclaims" in name}
+        return "--scheduled" in agent, "--resource-claims" in scheduler, may
+
+    assert parts() == (False, False, set())
+    rights = {"resourceclaims", "resourceclaims/status", "resourceclaims/binding"}
+    assert parts("scheduler.resourceClaims=true") == (True, True, rights)
+    with pytest.raises(chart.HelmError, match=r"needs node\.dra"):
+        chart.render("scheduler.resourceClaims=true")
 
 
 def test_kube_scheduler_and_extender_identify_themselves_to_each_other(helm: None) -> None:

@@ -176,6 +176,14 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             "by device plugins. Needs Kubernetes 1.36 and CDI.",
         ),
     ] = False,
+    scheduled: Annotated[
+        bool,
+        typer.Option(
+            "--scheduled",
+            help="With --dra: a taint keeps all schedulers but Aliquot's from the devices. Needs "
+            "`aliquot scheduler --resource-claims`.",
+        ),
+    ] = False,
     swap: Annotated[
         bool,
         typer.Option(
@@ -200,6 +208,8 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         )
     if dra and cdi is Cdi.NEVER:
         raise InvalidValueError("--dra needs CDI", "Leave out --cdi, or give --cdi always.")
+    if scheduled and not dra:
+        raise InvalidValueError("--scheduled needs --dra", "Give --dra too, or leave it out.")
     with needs_extra():
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415 - needs the extra
         from aliquot.kubernetes.node.agent import run_agent  # noqa: PLC0415
@@ -233,6 +243,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         idle_seconds=parse_duration(idle_after),
         swap=_node_swap(host_memory, park_after, swap=swap),
         dra=dra,
+        scheduled=scheduled,
     )
     set_up_log()
     if asyncio.run(run_agent(options)):

@@ -151,6 +151,14 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         str, typer.Option(help="The schedulerName of placeholder pods.")
     ] = "aliquot",
     namespace: LeaseNamespace = "",
+    *,
+    resource_claims: Annotated[
+        bool,
+        typer.Option(
+            "--resource-claims",
+            help="Allocate resource claims on the nodes of agents with --dra --scheduled.",
+        ),
+    ] = False,
 ) -> None:
     """Run the extender that plans GPUs for kube-scheduler.
 
@@ -194,6 +202,7 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
             gang_grace, assumed_duration, Labels.preferring(rack_label, block_label)
         ),
         scale_up=scale_up if autoscaler else None,
+        resource_claims=resource_claims,
     )
     set_up_log()
     uvloop.run(serve(options))

@@ -8,6 +8,7 @@ node's GPUNode, and the scheduler corrects its allocations by that.
 
 - `api`: the API server, and the objects and names that all parts use.
 - `cluster`: the shared view of nodes, GPUs, allocations and queues: what is free and usable.
+- `dra`: allocates resource claims where no other scheduler may.
 - `extender`: the scheduler extender: which node and GPUs a pod gets, and its binding.
 - `gangs`: gangs, which start as a whole or not at all: reservations and evictions.
 - `jobs`: the controller of elastic jobs (`aliquot controller`).

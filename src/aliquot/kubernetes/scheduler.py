@@ -1,4 +1,4 @@
-"""`aliquot scheduler`: assembles the process from the cluster view, extender, gangs and queues.
+"""`aliquot scheduler`: assembles the process: cluster view, extender, gangs, resource claims.
 
 Every replica follows the cluster and keeps its allocations; the leader alone decides. A new leader
 first reads pods, queues and gangs again: the leader before it may have bound pods that it has not
@@ -25,6 +25,7 @@ from aliquot.kubernetes.api.names import SCHEDULER
 from aliquot.kubernetes.api.presets import choose_presets
 from aliquot.kubernetes.cluster.view import ClusterView
 from aliquot.kubernetes.cluster.watches import ClusterWatches
+from aliquot.kubernetes.dra.controller import ClaimAllocator
 from aliquot.kubernetes.extender.authority import OwnCertificates, TlsSecrets
 from aliquot.kubernetes.extender.bind import Binder
 from aliquot.kubernetes.extender.bypass import BypassingPods
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.api.dra import ResourceClaim
     from aliquot.kubernetes.api.objects import Pod
 
 NOT_SYNCED = "pods, Nodes and GPUNodes are not read yet"
@@ -60,6 +62,7 @@ class SchedulerOptions:
     `tls`: files with certificates, or the Secrets of its own; plain HTTP without. `endpoint`: the
     Service that leads to the leader, if that is this replica's business.
     `scheduler_names` are the schedulers that ask this extender, as pods name them.
+    `resource_claims`: it allocates these too.
     """
 
     kubeconfig: Path | None = None
@@ -75,6 +78,7 @@ class SchedulerOptions:
     gangs: GangOptions = field(default_factory=GangOptions)
     scheduler_names: tuple[str, ...] = ()
     scale_up: ScaleUpOptions | None = None
+    resource_claims: bool = False
 
 
 class Scheduler:
@@ -90,11 +94,21 @@ class Scheduler:
             gangs = replace(gangs, patience=scale_up.patience)
         self._changes = Changes()
         self._view = ClusterView(
-            presets, by=options.strategy, labels=gangs.labels, assumed=gangs.assumed, now=now
+            presets,
+            by=options.strategy,
+            labels=gangs.labels,
+            assumed=gangs.assumed,
+            with_resource_claims=options.resource_claims,
+            now=now,
         )
         self.cluster = self._view.cluster
         self._watches = ClusterWatches(
-            client, self._view, self._changes.notify, self._pod_changed, with_budgets=True
+            client,
+            self._view,
+            self._changes.notify,
+            self._pod_changed,
+            with_budgets=True,
+            resource_claim_changed=self._resource_claim_changed,
         )
         self._elector = Elector(
             client,
@@ -135,6 +149,19 @@ class Scheduler:
             lambda: self._elector.leading,
             answers.lets,
         )
+        self._allocator = None
+        if self._view.resource_claims is not None:
+            self._allocator = ClaimAllocator(
+                client,
+                self._view.resource_claims,
+                Planner(self._view.resource_claims.cluster, presets),
+                recorder=self._recorder,
+                changes=self._changes,
+                limits=answers,
+                nodes=lambda: self._view.nodes,
+                leading=lambda: not self.why_not(),
+                now=now,
+            )
         self._scale_up = None
         if scale_up is not None:
             self._scale_up = ScaleUp(
@@ -205,6 +232,8 @@ class Scheduler:
             tasks.create_task(self._writer.run())
             if self._scale_up is not None:
                 tasks.create_task(self._scale_up.run())
+            if self._allocator is not None:
+                tasks.create_task(self._allocator.run())
             tasks.create_task(self._take_part())
             if self._endpoint is not None:
                 tasks.create_task(self._endpoint.run())
@@ -225,11 +254,19 @@ class Scheduler:
         elif before is not None:
             self._bypassing.forget(before.metadata.uid)
 
+    def _resource_claim_changed(
+        self, before: ResourceClaim | None, now: ResourceClaim | None
+    ) -> None:
+        if self._allocator is not None:
+            self._allocator.claim_changed(before, now)
+
     def _leads(self, leading: bool) -> None:  # noqa: FBT001 - the callback's form
         self._loaded = False
         if self._loading is not None:
             self._loading.cancel()
         self.cluster.forget_all()
+        if self._view.resource_claims is not None:
+            self._view.resource_claims.cluster.forget_all()
         self._gangs.stop()
         if leading:
             self._loading = asyncio.create_task(self._load())

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.kubernetes.api.dra import DRIVER
+from aliquot.kubernetes.api.dra_devices import device_name
 from aliquot.kubernetes.kubelet import dra_health_pb2, wire
 from aliquot.kubernetes.kubelet import dra_pb2 as messages
 from aliquot.kubernetes.kubelet import pluginregistration_pb2 as registration
-from aliquot.kubernetes.node.dra.devices import device_name
 
 Json = dict[str, Any]
 NODE = "n1"

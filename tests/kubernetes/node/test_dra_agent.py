@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aliquot.kubernetes.api.dra import DRIVER
+from aliquot.kubernetes.api.dra_devices import device_name
 from aliquot.kubernetes.api.objects import Container, Pod, PodResourceClaim, PodSpec
-from aliquot.kubernetes.node.dra.devices import OCCUPIED, device_name
+from aliquot.kubernetes.node.dra.devices import OCCUPIED
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint
 from aliquot.slices import control
 from kubernetes.builders import make_pod
@@ -88,6 +89,7 @@ def test_a_claim_is_prepared_once_and_survives_restarts_of_agent_and_arbiter(
         assert said["data"]["uuid"] == gpu
         assert said["shareID"] == device.share_id
         await node.until(lambda: {p["claim"] for p in parts(node)} == {"one", "whole"})
+        assert {p["claimUID"] for p in parts(node)} == {"uid-of-one", "uid-of-whole"}
         health = await kubelet.health()
         assert health == dict.fromkeys(health, "")
         assert {device.device_name} < set(health)
@@ -244,6 +246,27 @@ def test_a_gpu_of_a_container_without_a_claim_gets_none(short_tmp: Path) -> None
             await node.until(lambda: not node.grants())
 
     asyncio.run(example())
+
+
+def test_devices_that_aliquot_allocates_have_a_taint_and_the_gpunode_says_so(
+    short_tmp: Path,
+) -> None:
+    async def example(node: Node) -> None:
+        node.start_agent(*OPTIONS)
+        await node.until(lambda: tainted(node))
+        assert not any(tainted(node).values())
+        await node.until(lambda: node.gpunode().get("allocator") == "kube-scheduler")
+        await node.end_agent()
+        node.start_agent(*OPTIONS, "--scheduled")
+        await node.until(lambda: all(tainted(node).values()))
+        assert all(keys == {"aliquot.io/scheduled"} for keys in tainted(node).values())
+        await node.until(lambda: node.gpunode().get("allocator") == "aliquot")
+
+    async def run() -> None:
+        async with a_node(short_tmp, "h100:1", agent=False) as node:
+            await example(node)
+
+    asyncio.run(run())
 
 
 def tainted(node: Node) -> dict[str, set[str]]:

@@ -10,8 +10,8 @@ import pytest
 
 import support
 from aliquot.kubernetes.api.dra import ResourceClaim
+from aliquot.kubernetes.api.dra_parameters import DEEPEST, LONGEST, InvalidClaimError
 from aliquot.kubernetes.node.dra.allocation import grant_of
-from aliquot.kubernetes.node.dra.parameters import DEEPEST, LONGEST, InvalidClaimError
 from aliquot.kubernetes.node.grants.allocations import HostGpu
 from aliquot.kubernetes.node.grants.grant import ContainerGrant
 from aliquot.model import Policy, Priority

@@ -9,16 +9,14 @@ import pytest
 
 import support
 from aliquot.devices.device_location import DeviceLocation
+from aliquot.kubernetes.api.dra_devices import device_name, parse_device, semantic_version
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.node.dra.devices import (
     MOST_COUNTER_SETS,
     MOST_DEVICES,
     UNHEALTHY,
     DeviceGpu,
-    device_name,
     digest_of,
-    parse_device,
-    semantic_version,
     specs_of,
 )
 from aliquot.kubernetes.node.grants.allocations import HostGpu

@@ -14,9 +14,9 @@ import support
 from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import ResourceClaim
+from aliquot.kubernetes.api.dra_parameters import InvalidClaimError
 from aliquot.kubernetes.api.objects import PODS, Meta, Pod
 from aliquot.kubernetes.node.dra import prepare
-from aliquot.kubernetes.node.dra.parameters import InvalidClaimError
 from aliquot.kubernetes.node.dra.prepare import ClaimGrants, ClaimRefusedError
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations

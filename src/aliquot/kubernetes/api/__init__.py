@@ -6,7 +6,10 @@
 - `changes`: waiting for the next change.
 - `client`: typed requests.
 - `decode`: JSON from others to checked values.
-- `dra`: the objects of dynamic resource allocation: resource claims and slices.
+- `dra`: the objects of dynamic resource allocation: resource claims, classes and slices.
+- `dra_devices`: a node's GPUs as devices of dynamic resource allocation: names and attributes.
+- `dra_parameters`: policy and priority, which a resource claim gives as opaque parameters.
+- `dra_selectors`: selectors of devices, as far as they are understood.
 - `elasticjob`: the ElasticJob object.
 - `events`: recording events on objects, without ever blocking.
 - `evict`: evicting pods, and refusals by PodDisruptionBudgets.

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 API_VERSION = f"{GROUP}/{VERSION}"
 PLURAL = "gpunodes"
 GIB = 1 << 30
+BY_KUBE_SCHEDULER, BY_ALIQUOT = "kube-scheduler", "aliquot"  # who allocates to resource claims
 _KINDS = ("whole", "shared", "sliced", "unhealthy")
 
 
 class NodeGrant(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A container's grant on a GPU: `memory` in bytes, `compute` in percent (0: an equal part).
 
-    The grant of a resource claim has its name, no container, and one of its pods.
+    The grant of a resource claim has its name and UID, no container, and one of its pods.
     """
 
     pod_uid: str = msgspec.field(name="podUID")
@@ -40,6 +41,7 @@ class NodeGrant(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     policy: str = "elastic"
     priority: str = "normal"
     claim: str = ""
+    claim_uid: str = msgspec.field(name="claimUID", default="")
 
 
 class NodeLink(msgspec.Struct, frozen=True, rename="camel"):
@@ -78,12 +80,14 @@ class GpuNodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     """The GPUs of a node. `shares`: how many containers share a shared GPU.
 
     `injection` is how containers get them: `cdi` or `mounts`. `problem` is why the agent can give
-    none of them now. `reported` is when the agent last wrote.
+    none of them now. `reported` is when the agent last wrote. `allocator` is who allocates the GPUs
+    to resource claims: `kube-scheduler` or `aliquot`; empty: pods ask for them by resources.
     """
 
     driver_version: str = ""
     injection: str = ""
     shares: int = 2
+    allocator: str = ""
     problem: str = ""
     reported: str | None = None
     summary: NodeSummary | None = None

@@ -25,11 +25,13 @@ PARK_AFTER = f"{GROUP}/park-after"  # and does when it is idle
 TOGETHER = f"{GROUP}/together"  # pods of one namespace with the same value hold GPUs together
 PLAN = f"{GROUP}/plan"
 # For gangs: labels or annotations on pods; DURATION is an annotation only. GATE is one of a pod's
-# schedulingGates.
+# schedulingGates, and so is the gate of pods whose resource claims are not allocated yet.
 GANG = f"{GROUP}/gang"
 GANG_SIZE = f"{GROUP}/gang-size"
 DURATION = f"{GROUP}/duration"
 GATE = GANG
+RESOURCE_CLAIMS_GATE = f"{GROUP}/resource-claims"
+
 RETRY = f"{GROUP}/retry"  # written to make kube-scheduler try a waiting pod again
 PREEMPTS = f"{GROUP}/preempts"  # the UID of a waiting single pod that may preempt others
 

@@ -40,6 +40,7 @@ class Meta(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner_references: tuple[OwnerReference, ...] = ()
+    finalizers: tuple[str, ...] = ()
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 
@@ -167,13 +168,21 @@ class RuntimeContainer(msgspec.Struct, frozen=True, omit_defaults=True):
     containerID: str = ""  # noqa: N815 - the API's own spelling
 
 
+class PodResourceClaimStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The claim that was made for a pod from a template, by the pod's name for it."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
 class PodStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The phase of a pod, when it started, and its containers."""
+    """The phase of a pod, when it started, its containers and its resource claims."""
 
     phase: str = ""
     start_time: str | None = None
     container_statuses: tuple[RuntimeContainer, ...] = ()
     init_container_statuses: tuple[RuntimeContainer, ...] = ()
+    resource_claim_statuses: tuple[PodResourceClaimStatus, ...] = ()
 
 
 class Pod(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -93,7 +93,7 @@ class ContainerRequest:
     and about neighbours; if `alone`, no other container is on its GPUs. `units` are what the
     kubelet asks the agent for: resource and count. `init`: the container ends before the others
     start, and they get its device ids again. `swap` and `park_after` as in `model.request`; None:
-    the pod does not say it.
+    the pod does not say it. `of_claim`: it is a resource claim that asks, by the pod's name for it.
     """
 
     container: str
@@ -113,6 +113,12 @@ class ContainerRequest:
     alone: bool = False
     swap: bool | None = None
     park_after: ParkingRule | None = None
+    of_claim: bool = False
+
+    @property
+    def asker(self) -> str:
+        """Who asks, for messages."""
+        return f"{'claim' if self.of_claim else 'container'} {self.container!r}"
 
     def accepts(self, model: str) -> bool:
         """Whether it may use GPUs of this model."""

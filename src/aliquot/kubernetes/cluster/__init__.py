@@ -5,6 +5,7 @@
 - `cluster`: what is free on all nodes now: allocations of pods, and reservations for pods.
 - `constraints`: which nodes accept a pod, by taints, selectors and affinity.
 - `demands`: what containers ask for, as demands of `placement`.
+- `dra`: what resource claims have, and which pods wait with which of them.
 - `elastic`: what elastic jobs can give back to a gang, and how long that takes.
 - `gpu_operator`: what the labels of NVIDIA's GPU Operator say about a node.
 - `hardware`: a node's GPUs as `placement` knows them.

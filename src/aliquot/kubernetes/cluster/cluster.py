@@ -1,11 +1,12 @@
 """The GPUs of all nodes, and what is allocated or reserved on them.
 
-Three things make up a node's row in the allocations: its GPUNode, the pods bound to it that have a
-plan, and reservations for pods that are about to be bound (`reserve`). A change of one of these
-marks the row, and the row is computed again before the next question. So the allocations always
-equal what a full recount would give, and a change costs the same on five nodes and on five
-thousand. All rows are computed again only for a GPU model that no node had before, for a node with
-more GPUs than any other, or if many nodes were added.
+Four things make up a node's row in the allocations: its GPUNode, the pods bound to it that have a
+plan, reservations for pods that are about to be bound (`reserve`), and resource claims that its
+agent does not report yet (`set_claimed`). A change of one of these marks the row, and the row is
+computed again before the next question. So the allocations always equal what a full recount would
+give, and a change costs the same on five nodes and on five thousand. All rows are computed again
+only for a GPU model that no node had before, for a node with more GPUs than any other, or if many
+nodes were added.
 
 No input or output; the clock is a parameter.
 """
@@ -104,6 +105,7 @@ class Cluster:
         self._unusable: dict[str, str] = {}
         self._bound: dict[str, _Bound] = {}
         self._reserved: dict[str, Reserved] = {}
+        self._claimed: dict[str, Mapping[str, Parts]] = {}  # by node and UID
         self._here: defaultdict[str, set[str]] = defaultdict(set)  # UIDs of both, by node
         self._alone: set[str] = set()  # UIDs of those that share their GPUs with nobody
         self._reported: set[str] = set()  # UIDs that their node has reported at some time
@@ -184,6 +186,17 @@ class Cluster:
             if now.node in self._nodes:
                 self._reported |= _reported_by(self._nodes[now.node]) & {uid}
 
+    def set_claimed(self, node: str, parts: Mapping[str, Parts]) -> None:
+        """What allocated resource claims have that their node does not report yet, by UID."""
+        if parts == self._claimed.get(node, {}):
+            return
+        if parts:
+            self._claimed[node] = parts
+        else:
+            del self._claimed[node]
+        self._usages.pop(node, None)
+        self._learn(node)
+
     # --- reservations -----------------------------------------------------------------------------
 
     def reserve(self, uid: str, reserved: Reserved) -> None:
@@ -245,7 +258,8 @@ class Cluster:
         if node not in self._nodes:
             return
         for uid, missing in self._usage(node).unreported():
-            if uid in self._bound or self._reserved[uid].binding:
+            reserved = self._reserved.get(uid)
+            if uid in self._bound or (reserved is not None and reserved.binding):
                 yield uid, missing
 
     def node_version(self, node: str) -> int:
@@ -366,6 +380,8 @@ class Cluster:
         found = self._usages.get(name)
         if found is None:
             planned = {uid: self._parts(uid) for uid in self._here.get(name, ())}
+            for uid, parts in self._claimed.get(name, {}).items():
+                planned[uid] = (*planned.get(uid, ()), *parts)
             found = self._usages[name] = NodeUsage(self._nodes[name].status, planned)
         return found
 

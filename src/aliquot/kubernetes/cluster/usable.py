@@ -38,6 +38,23 @@ def why_unusable(
 
     `resources` are the names under which kubelets count GPU devices.
     """
+    why = _why_away(node, gpu_node)
+    if why is not None or node is None:
+        return why
+    if not _has_devices(node, resources):
+        return NO_DEVICES
+    why = why_driver_is_away(node.metadata.labels)
+    return why or why_not_ours(node.status.allocatable, resources)
+
+
+def why_no_resource_claims(node: Node | None, gpu_node: GpuNode | None) -> str | None:
+    """Why a node whose GPUs are for resource claims can get no new ones; None if it can."""
+    why = _why_away(node, gpu_node)
+    return why or (why_driver_is_away(node.metadata.labels) if node is not None else None)
+
+
+def _why_away(node: Node | None, gpu_node: GpuNode | None) -> str | None:
+    """Why a node has no GPUs to give to anybody; None if it has."""
     if node is None:
         return NO_NODE
     if gpu_node is None:
@@ -46,10 +63,7 @@ def why_unusable(
         return NO_GPUS
     if gpu_node.status.problem:
         return f"its agent can give no GPUs: {gpu_node.status.problem}"
-    if not _has_devices(node, resources):
-        return NO_DEVICES
-    why = why_driver_is_away(node.metadata.labels)
-    return why or why_not_ours(node.status.allocatable, resources)
+    return None
 
 
 def _has_devices(node: Node, resources: Collection[str]) -> bool:

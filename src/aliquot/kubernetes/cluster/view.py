@@ -16,6 +16,7 @@ from aliquot.kubernetes.api.requests import asks
 from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
 from aliquot.kubernetes.cluster.budgets import Budgets
 from aliquot.kubernetes.cluster.cluster import Cluster
+from aliquot.kubernetes.cluster.dra import ResourceClaims
 from aliquot.kubernetes.cluster.membership import is_placeholder, membership_of
 from aliquot.kubernetes.cluster.queues import Queues
 from aliquot.kubernetes.cluster.topology import Labels, Topology
@@ -41,6 +42,7 @@ class ClusterView:
     - `by_workload`: what each workload and each queue has
     - `budgets`: which pods disruption budgets protect
     - `topology`: racks and blocks, and which pods a node accepts
+    - `resource_claims`: they, and the nodes whose GPUs they get; None if they are not followed
 
     `assumed` is how many seconds a pod runs that does not say it.
     """
@@ -53,6 +55,7 @@ class ClusterView:
         labels: Labels = USUAL_LABELS,
         assumed: float = ASSUMED_SECONDS,
         workloads: type[Workloads] = Workloads,
+        with_resource_claims: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.presets = presets
@@ -67,6 +70,9 @@ class ClusterView:
         self.workloads = workloads(self.queues.queue_of, self.asks, assumed)
         self.by_workload = WorkloadAllocations(self.cluster, self.workloads, self.queues)
         self.topology = Topology(self.cluster, lambda: self._nodes, labels)
+        self.resource_claims = (
+            ResourceClaims(self.cluster, presets, by, now) if with_resource_claims else None
+        )
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -78,9 +84,14 @@ class ClusterView:
         return asks(pod, self.presets)
 
     def follows(self, pod: Pod) -> bool:
-        """Whether a pod matters here: it asks for GPUs to run, or belongs to a gang."""
+        """Whether a pod matters here: it asks for GPUs to run, or belongs to a gang.
+
+        Or it has resource claims, whatever they ask for.
+        """
         if is_placeholder(pod):
             return False
+        if self.resource_claims is not None and pod.spec.resource_claims:
+            return True
         return self.asks(pod) or membership_of(pod) is not None
 
     # --- what watches report ----------------------------------------------------------------------
@@ -89,6 +100,8 @@ class ClusterView:
         """A pod was created or changed; None: it is gone."""
         self.cluster.set_pod(uid, pod)
         self.workloads.change(uid, pod, self._now())
+        if self.resource_claims is not None:
+            self.resource_claims.set_pod(uid, pod)
 
     def set_node(self, name: str, node: Node | None) -> None:
         """A Node was created or changed; None: it is gone."""
@@ -120,6 +133,8 @@ class ClusterView:
     def _judge(self, name: str) -> None:
         node, gpu_node = self._nodes.get(name), self._gpu_nodes.get(name)
         self.cluster.set_unusable(name, why_unusable(node, gpu_node, self._resources))
+        if self.resource_claims is not None:
+            self.resource_claims.set_node(name, node, gpu_node)
 
     def _count_largest(self, before: GpuNode | None, now: GpuNode | None) -> None:
         old, new = _largest(before), _largest(now)

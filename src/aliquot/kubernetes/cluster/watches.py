@@ -1,13 +1,18 @@
-"""The watches that keep a `ClusterView` up to date: pods, Nodes, GPUNodes, Queues, namespaces."""
+"""The watches that keep a `ClusterView` up to date: pods, Nodes, GPUNodes, Queues, namespaces.
+
+And, if the view has them, resource claims and device classes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aliquot.kubernetes.api.budget import BUDGETS
 from aliquot.kubernetes.api.client import ApiError
+from aliquot.kubernetes.api.dra import DEVICE_CLASSES, RESOURCE_CLAIMS
 from aliquot.kubernetes.api.gpunode import says_the_same
 from aliquot.kubernetes.api.objects import (
     GPU_NODES,
@@ -25,8 +30,10 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.budget import PodDisruptionBudget
     from aliquot.kubernetes.api.client import Client
+    from aliquot.kubernetes.api.dra import DeviceClass, ResourceClaim
     from aliquot.kubernetes.api.objects import GpuNode, Node, Pod
     from aliquot.kubernetes.api.watch import OnChange
+    from aliquot.kubernetes.cluster.dra import ResourceClaims
     from aliquot.kubernetes.cluster.view import ClusterView
 
 T = TypeVar("T", bound=ApiObject)
@@ -39,9 +46,10 @@ class ClusterWatches:
 
     `pod_changed` is called with a pod before and after a change, when the view has it already.
     `with_budgets`: PodDisruptionBudgets are watched too, by those who evict.
+    `resource_claim_changed` is called with a resource claim as `pod_changed` with a pod.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it feeds
         self,
         client: Client,
         view: ClusterView,
@@ -49,6 +57,7 @@ class ClusterWatches:
         pod_changed: OnChange[Pod] = lambda _before, _now: None,
         *,
         with_budgets: bool = False,
+        resource_claim_changed: OnChange[ResourceClaim] = lambda _before, _now: None,
     ) -> None:
         self._client = client
         self._view = view
@@ -60,12 +69,25 @@ class ClusterWatches:
         self.queues = Watch(client, QUEUES, self._feeding(view.queues.set_queue))
         self.namespaces = Watch(client, NAMESPACES, self._feeding(view.queues.set_namespace))
         self.budgets = Watch(client, BUDGETS, self._on_budget) if with_budgets else None
+        self._resource_claim_changed = resource_claim_changed
+        self._dra_watches: tuple[Watch[ResourceClaim], Watch[DeviceClass]] | None = None
+        if view.resource_claims is not None:
+            self._dra_watches = (
+                Watch(
+                    client, RESOURCE_CLAIMS, partial(self._on_resource_claim, view.resource_claims)
+                ),
+                Watch(client, DEVICE_CLASSES, self._feeding(view.resource_claims.set_class)),
+            )
 
     @property
     def _all(self) -> list[Watch[Any]]:
         every: list[Watch[Any]] = [self.pods, self.nodes, self.gpu_nodes]
-        every += [self.queues, self.namespaces]
+        every += [self.queues, self.namespaces, *(self._dra_watches or ())]
         return every if self.budgets is None else [*every, self.budgets]
+
+    @property
+    def _needed(self) -> list[Watch[Any]]:
+        return [self.pods, self.nodes, self.gpu_nodes, *(self._dra_watches or ())]
 
     async def run(self) -> None:
         """Keep the view up to date, until cancelled."""
@@ -75,12 +97,12 @@ class ClusterWatches:
 
     @property
     def synced(self) -> bool:
-        """Whether pods, Nodes and GPUNodes have been read once."""
-        return self.pods.synced and self.nodes.synced and self.gpu_nodes.synced
+        """Whether pods, Nodes, GPUNodes and resource claims have been read once."""
+        return all(one.synced for one in self._needed)
 
     async def wait_synced(self) -> None:
-        """Wait until pods, Nodes and GPUNodes have been read once."""
-        for one in (self.pods, self.nodes, self.gpu_nodes):
+        """Wait until pods, Nodes, GPUNodes and resource claims have been read once."""
+        for one in self._needed:
             await one.wait_synced()
 
     async def wait_queues(self) -> None:
@@ -96,9 +118,14 @@ class ClusterWatches:
                     await self.queues.wait_synced()
 
     async def refresh(self) -> None:
-        """List pods and GPUNodes again: a leader before may have bound pods not yet seen here."""
+        """List pods and GPUNodes again: a leader before may have bound pods not yet seen here.
+
+        And resource claims, which it may have allocated.
+        """
         await self.pods.refresh()
         await self.gpu_nodes.refresh()
+        if self._dra_watches is not None:
+            await self._dra_watches[0].refresh()
 
     @property
     def silence(self) -> float:
@@ -134,6 +161,13 @@ class ClusterWatches:
         if one := now or before:
             self._view.set_gpu_node(one.metadata.name, now)
             self._changed()
+
+    def _on_resource_claim(
+        self, found: ResourceClaims, before: ResourceClaim | None, now: ResourceClaim | None
+    ) -> None:
+        found.set_claim(before, now)
+        self._resource_claim_changed(before, now)
+        self._changed()
 
     def _on_budget(
         self, before: PodDisruptionBudget | None, now: PodDisruptionBudget | None

@@ -103,7 +103,6 @@ class Planner:
 
     def filter(self, pod: Pod, names: Sequence[str]) -> Answer:
         """The best of these nodes for a pod; GPUs of the first one are reserved for it."""
-        uid = pod.metadata.uid
         try:
             requests = self.requests(pod)
         except InvalidRequestError as error:
@@ -111,6 +110,13 @@ class Planner:
             return Answer((), dict.fromkeys(names, text), error.reason, text, invalid=True)
         if not requests:
             return Answer(tuple(names))
+        return self.place(pod, requests, names)
+
+    def place(
+        self, pod: Pod, requests: tuple[ContainerRequest, ...], names: Sequence[str]
+    ) -> Answer:
+        """The best of these nodes for a pod that asks for this; reserved as by `filter`."""
+        uid = pod.metadata.uid
         self.cluster.forget(uid)
         found = self._best(requests, names, self._offer)
         if not found:
@@ -270,7 +276,7 @@ class Planner:
         parts = [
             f"{count_nodes(count)}{_named(unusable, why)}: {why}" for why, count in _sorted(counts)
         ]
-        asked = "; ".join(f"container {one.container!r} asks for {one}" for one in requests)
+        asked = "; ".join(f"{one.asker} asks for {one}" for one in requests)
         message = f"fits none of {count_nodes(len(names))} ({'; '.join(parts)}). {asked}."
         if Lack.TOO_SMALL in counts:
             message += self._at_most(requests, refused)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.changes import Changes
     from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
     from aliquot.kubernetes.cluster.offered import OfferedNodes
     from aliquot.kubernetes.cluster.queues import Queues
@@ -94,6 +95,12 @@ class Answers:
         if is_placeholder(pod):
             return _refusal(names, NEVER_RUNS)
         return self._single_pods.answer(pod, names, self._now())
+
+    def beyond_limits(
+        self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str]
+    ) -> Answer | None:
+        """Why the queue of a single pod does not let it start; None if it does."""
+        return self._single_pods.beyond_limits(pod, requests, names, self._now())
 
     def advised(self, pod: Pod, answer: Answer) -> Answer:
         """A refusal, with what the pod's queue has to do with it."""

@@ -71,13 +71,15 @@ class Growth:
 
     def pod_changed(self, before: Pod | None, pod: Pod) -> None:
         """A pod was created or changed."""
+        if not self._view.asks(pod):
+            return  # a resource claim never grows
         if pod.spec.node_name and (sizes_of(pod) or (before is not None and sizes_of(before))):
             self._changed[pod.metadata.uid] = self._now()
 
     def load(self, pods: Iterable[Pod]) -> None:
         """Begin to lead: count the permissions that the leader before has given."""
         self.forget_all()
-        for pod in pods:
+        for pod in filter(self._view.asks, pods):
             if sizes_of(pod) or (self._more(pod) or NOTHING) != NOTHING:
                 self._changed[pod.metadata.uid] = self._now()
             size = admitted_size(pod)

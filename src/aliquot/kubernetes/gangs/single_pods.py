@@ -83,13 +83,19 @@ class SinglePods:
             return None
         if not requests:
             return None
+        refused = self.beyond_limits(pod, requests, names, now)
+        return refused or self._place(pod, requests, names, now)
+
+    def beyond_limits(
+        self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str], now: float
+    ) -> Answer | None:
+        """Why a pod's queue does not let it start that asks for this; None if it does."""
+        queue = self._queue(pod)
         problem = self._queues.refusal_of(pod) if queue else ""
         if problem:
             return _refusal(names, "InvalidQueue", problem)
         full = self._behind(pod, queue) or self._full(pod, queue, requests, now)
-        if full:
-            return _refusal(names, "QueueFull", full)
-        return self._place(pod, requests, names, now)
+        return _refusal(names, "QueueFull", full) if full else None
 
     def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
         """The same; a pod that its queue's quota covers is told whether it may reclaim that."""

@@ -205,6 +205,7 @@ class Agent:
             gpus=lambda: self.gpus,
             problem=lambda: self._problem,
             metrics=self.metrics,
+            scheduled=self.options.scheduled,
         )
 
     async def run(self) -> bool:
@@ -348,7 +349,9 @@ class Agent:
             self.machine.inventory.driver_version,
             self.injection.way,
         )
-        return msgspec.structs.replace(status, problem=self._problem)
+        return msgspec.structs.replace(
+            status, problem=self._problem, allocator=self.options.allocator
+        )
 
     def _healthy_gpus(self) -> frozenset[str]:
         gpus = self.saved.allocations.gpus.values()

@@ -34,6 +34,7 @@ from aliquot.devices import (
 )
 from aliquot.devices.device_location import read_locations
 from aliquot.devices.installed import read_installed
+from aliquot.kubernetes.api import gpunode
 from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
 from aliquot.kubernetes.node.grants.swap import NodeSwap
 from aliquot.model import Cdi, Unjoined
@@ -75,7 +76,8 @@ class NodeOptions:
     `cdi_dir` is a folder in which the runtime looks for CDI specs. `strengths` are given to
     GPUs instead of the known or reported ones. Containers that use no GPU for `idle_seconds` are
     reported; 0: none are. `swap`: for memory that leaves GPUs. `dra`: pods ask by
-    ResourceClaims, and not by the resources of `presets`.
+    ResourceClaims, and not by the resources of `presets`. `scheduled`: Aliquot's scheduler
+    allocates these, and no other one does.
     """
 
     node: str
@@ -98,6 +100,14 @@ class NodeOptions:
     idle_seconds: float = 3600.0
     swap: NodeSwap = field(default_factory=NodeSwap)
     dra: bool = False
+    scheduled: bool = False
+
+    @property
+    def allocator(self) -> str:
+        """Who allocates the GPUs to resource claims, as the GPUNode says it; empty: nobody."""
+        if not self.dra:
+            return ""
+        return gpunode.BY_ALIQUOT if self.scheduled else gpunode.BY_KUBE_SCHEDULER
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,12 @@ their memory and compute. So a claim has GPUs of one kind, and one setting for a
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.dra import DRIVER
+from aliquot.kubernetes.api.dra_devices import COMPUTE, MEMORY, amount_of, parse_device
+from aliquot.kubernetes.api.dra_parameters import InvalidClaimError, Parameters, parameters_of
 from aliquot.kubernetes.api.names import CORE_UNITS
-from aliquot.kubernetes.api.requests import quantity
-from aliquot.kubernetes.node.dra.devices import COMPUTE, MEMORY, parse_device
-from aliquot.kubernetes.node.dra.parameters import InvalidClaimError, Parameters, parameters_of
 from aliquot.kubernetes.node.grants.grant import (
     ContainerGrant,
     GpuAllocation,
@@ -25,17 +22,13 @@ from aliquot.kubernetes.node.grants.grant import (
 )
 from aliquot.kubernetes.node.pods import ContainerRef
 from aliquot.model import Policy, Priority
-from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aliquot.kubernetes.api.dra import DeviceResult, ResourceClaim
-    from aliquot.kubernetes.api.objects import Quantity
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.node.grants.allocations import HostGpu
-
-_EXPONENT = re.compile(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}", re.ASCII)  # 1e3 of a claim's author
 
 
 def grant_of(
@@ -155,8 +148,8 @@ def _sizes(
             "whole": (host.memory, CORE_UNITS),
             "shared": (host.memory // shares, 0),
         }.get(kind) or (
-            _consumed(one, MEMORY),
-            _consumed(one, COMPUTE),
+            amount_of(MEMORY, one.consumed_capacity) or 0,
+            amount_of(COMPUTE, one.consumed_capacity) or 0,
         )
         memory[uuid] = memory.get(uuid, 0) + size
         compute[uuid] = compute.get(uuid, 0) + percent
@@ -169,20 +162,6 @@ def _sizes(
     if any(size <= 0 or size > gpus[uuid].memory for uuid, size in memory.items()):
         raise InvalidClaimError("it has no memory, or more than its GPU has")
     return memory, min(CORE_UNITS, max(compute.values()))
-
-
-def _consumed(result: DeviceResult, capacity: str) -> int:
-    """How much of a capacity a claim got; our own may or may not be written with our domain."""
-    given: Quantity | None = result.consumed_capacity.get(capacity)
-    given = result.consumed_capacity.get(f"{DRIVER}/{capacity}", 0) if given is None else given
-    try:
-        exponent = _EXPONENT.fullmatch(str(given))
-        number = Fraction(exponent[0]) if exponent else quantity(given)
-    except InvalidValueError as error:
-        raise InvalidClaimError(f"{capacity}: {error.message}") from error
-    if number.denominator != 1:
-        raise InvalidClaimError(f"{capacity} is {given}, which is not whole")
-    return int(number)
 
 
 def _settings(

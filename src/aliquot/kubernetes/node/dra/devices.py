@@ -18,10 +18,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aliquot.kubernetes.api.dra import DRIVER
+from aliquot.kubernetes.api.dra_devices import (
+    COMPUTE,
+    MEMORY,
+    Version,
+    attributes_of,
+    device_name,
+    link_groups,
+    memory_units,
+)
 from aliquot.kubernetes.api.names import CORE_UNITS, GROUP, MEMORY_UNIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from aliquot.devices.device_location import DeviceLocation
     from aliquot.kubernetes.api.plan import Kind
@@ -30,17 +39,15 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-MEMORY, COMPUTE = "memory", "compute"  # capacities
 # Taints: no new claim gets a device that has one. Claims that have it keep it.
 UNHEALTHY = f"{GROUP}/unhealthy"
 UNAVAILABLE = f"{GROUP}/unavailable"  # the agent can make no grants now
 OCCUPIED = f"{GROUP}/occupied"  # by containers that got the GPU without a claim
+SCHEDULED = f"{GROUP}/scheduled"  # by Aliquot's scheduler, and by no other
 
 MOST_DEVICES = 64  # of a slice whose devices take counters
 MOST_COUNTER_SETS = 8  # of a slice
-LONGEST_TEXT = 64  # of an attribute
 _PARTS = "parts"
-_BY_SWITCH = ("NV", "PIX", "PXB")  # kinds of links between GPUs that no CPU is on the way of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +58,6 @@ class DeviceGpu:
     gpu: Gpu | None = None
     location: DeviceLocation | None = None
     taints: tuple[str, ...] = ()
-
-
-def device_name(uuid: str, kind: Kind, number: int = 0) -> str:
-    """The device of a GPU; `number` tells shared ones apart."""
-    return f"{uuid.lower()}-{kind}" + (f"-{number}" if kind == "shared" else "")
-
-
-def device_names(uuid: str, shares: int) -> list[str]:
-    """All devices of a GPU."""
-    shared = (device_name(uuid, "shared", number) for number in range(shares))
-    return [device_name(uuid, "whole"), *shared, device_name(uuid, "sliced")]
-
-
-def parse_device(name: str, uuids: Iterable[str]) -> tuple[str, Kind] | None:
-    """The GPU and the kind of a device; None if it is none of these GPUs'."""
-    for uuid in uuids:
-        prefix = f"{uuid.lower()}-"
-        if name.startswith(prefix):
-            kind, _, number = name.removeprefix(prefix).partition("-")
-            if kind == "shared" and number.isdecimal():
-                return uuid, "shared"
-            if kind == "whole" and not number:
-                return uuid, "whole"
-            if kind == "sliced" and not number:
-                return uuid, "sliced"
-    return None
 
 
 def specs_of(
@@ -102,11 +83,6 @@ def digest_of(spec: Json) -> str:
     """A text that differs for slices that differ, by which a written one is recognized."""
     text = json.dumps(spec, sort_keys=True).encode()
     return hashlib.sha256(text).hexdigest()[:32]
-
-
-def memory_units(gpu_bytes: int) -> int:
-    """What all slices of a GPU can have together: its memory, rounded down to whole units."""
-    return gpu_bytes // MEMORY_UNIT * MEMORY_UNIT
 
 
 def _chunks(every: list[Json], most: int) -> Iterator[list[Json]]:
@@ -165,51 +141,30 @@ def _amount(value: int) -> Json:
 
 
 def _attributes(one: DeviceGpu, group: int | None, driver_version: str) -> Json:
-    """What claims can select by, and ask to be the same or different."""
-    found: Json = {"uuid": {"string": one.host.uuid}, "index": {"int": one.host.index}}
-    if one.gpu is not None:
-        found["model"] = {"string": one.gpu.model[:LONGEST_TEXT]}
-        if one.gpu.strength:
-            found["strength"] = {"int": round(one.gpu.strength)}
-    if group is not None:
-        found["neighbours"] = {"int": group}
-    if one.location is not None and one.location.numa is not None:
-        found["numa"] = {"int": one.location.numa}
-    if version := semantic_version(driver_version):
-        found["driverVersion"] = {"version": version}
-    return found
+    """What claims can select by, in the API's form."""
+    gpu, location = one.gpu, one.location
+    found = attributes_of(
+        one.host.uuid,
+        one.host.index,
+        model=gpu.model if gpu else "",
+        strength=gpu.strength or 0.0 if gpu else 0.0,
+        neighbours=group,
+        numa=location.numa if location else None,
+        driver_version=driver_version,
+    )
+    return {name: _typed(value) for name, value in found.items()}
 
 
-def semantic_version(version: str) -> str:
-    """A driver's version as Kubernetes compares it: 580.159.4 of 580.159.04; empty if invalid."""
-    numbers = version.split(".")
-    if not 1 <= len(numbers) <= 3 or not all(one.isascii() and one.isdecimal() for one in numbers):
-        return ""
-    return ".".join(str(int(one)) for one in [*numbers, "0", "0"][:3])
+def _typed(value: str | int | Version) -> Json:
+    if isinstance(value, Version):
+        return {"version": str(value)}
+    return {"string": value} if isinstance(value, str) else {"int": value}
 
 
 def _link_groups(gpus: Sequence[DeviceGpu]) -> Mapping[int, int]:
-    """By index: the lowest index of the GPUs that are linked to this one past all CPUs.
-
-    A GPU without such a link is in no group, and no claim gets it as a neighbour.
-    """
-    groups: dict[int, int] = {}
-    known = {one.host.index for one in gpus}
-    linked = {
-        one.host.index: [
-            link.index
-            for link in (one.gpu.links if one.gpu else ())
-            if link.kind.startswith(_BY_SWITCH) and link.index in known
-        ]
-        for one in gpus
-    }
-    for index, neighbours in sorted(linked.items()):
-        if index in groups or not neighbours:
-            continue
-        waiting = [index]
-        while waiting:
-            now = waiting.pop()
-            if now not in groups:
-                groups[now] = index
-                waiting += linked.get(now, [])
-    return groups
+    return link_groups(
+        {
+            one.host.index: [(link.index, link.kind) for link in (one.gpu.links if one.gpu else ())]
+            for one in gpus
+        }
+    )

@@ -29,9 +29,9 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import RESOURCE_CLAIMS
+from aliquot.kubernetes.api.dra_parameters import InvalidClaimError
 from aliquot.kubernetes.api.objects import PODS, Meta, Pod
 from aliquot.kubernetes.node.dra.allocation import devices_of, grant_of, owner_of, pods_of
-from aliquot.kubernetes.node.dra.parameters import InvalidClaimError
 from aliquot.kubernetes.node.grants.allocations import DoesNotFitError
 from aliquot.kubernetes.node.pods import GpuPod
 from aliquot.model.errors import AliquotError

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.api.dra_devices import device_names
 from aliquot.kubernetes.node.dra.devices import (
     OCCUPIED,
+    SCHEDULED,
     UNAVAILABLE,
     UNHEALTHY,
     DeviceGpu,
-    device_names,
     specs_of,
 )
 from aliquot.kubernetes.node.dra.plugin import DraPlugin
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 class DraDriver:
     """The driver. `problem` says why the agent can make no grants now; empty: it can.
 
+    `scheduled`: Aliquot's scheduler allocates the devices, and a taint keeps others from it.
+
     It answers about owners of grants as the device plugins do: those of claims are known, and those
     of containers that got theirs from a device plugin before stay as they are.
     """
@@ -61,8 +64,10 @@ class DraDriver:
         gpus: Callable[[], Mapping[str, Gpu]],
         problem: Callable[[], str],
         metrics: CallMetrics,
+        scheduled: bool = False,
     ) -> None:
         self._node = node
+        self._scheduled = scheduled
         self._machine = machine
         self._saved = saved
         self._gpus = gpus
@@ -181,3 +186,5 @@ class DraDriver:
             for grant in self._saved.allocations.saved()
         ):
             yield OCCUPIED
+        if self._scheduled:
+            yield SCHEDULED
