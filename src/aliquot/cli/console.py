@@ -58,7 +58,7 @@ def console(
     do.
     """
     try:
-        from aliquot.console import console_process  # noqa: PLC0415 - imported when needed
+        from aliquot.console import console_process, listening  # noqa: PLC0415 - imported when needed
     except ModuleNotFoundError as error:
         raise InstallationError(
             f"{error.name} is not installed",
@@ -71,11 +71,11 @@ def console(
     if found is not None and not any((listen, base_path != "/", server_name, frame_ancestor)):
         print_text(f"{console_process.link_to(state, found)}\n")
         return
-    host, port = console_process.parse_address(listen or "")
-    wanted = console_process.Listen(
+    host, port = listening.parse_address(listen or "")
+    wanted = listening.Listen(
         host,
         port,
-        console_process.check_base_path(base_path),
+        listening.check_base_path(base_path),
         tuple(server_name or ()),
         tuple(frame_ancestor or ()),
     )
