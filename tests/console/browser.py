@@ -29,6 +29,11 @@ PICTURES = {
     ("waste", "light"),
     ("gpu", "dark"),
     ("map", "light"),
+    ("cluster-gpus", "light"),
+    ("cluster-gpus", "phone"),
+    ("cluster-jobs", "light"),
+    ("cluster-job", "light"),
+    ("cluster-queues", "dark"),
 }
 CHROMIUM = shutil.which("chromium")
 SECONDS = 30_000  # only ends a test that hangs

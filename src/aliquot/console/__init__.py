@@ -6,6 +6,7 @@ to the arbiter and the pool as commands do: whatever happens to it, they do not 
 - `application`: the ASGI application of one machine.
 - `assembly`: what both applications are assembled from.
 - `changes`: resizing grants, and submitting jobs.
+- `cluster`: the console of a cluster, from the Kubernetes API.
 - `console_process`: the process: its folder, its address, and serving.
 - `deltas`: what changed between two views.
 - `endpoints`: the REST API.
