@@ -60,7 +60,8 @@ class ClusterApi:
     async def cluster(self, request: Request) -> Response:
         """What needs attention."""
         view = await self._view(request)
-        return JSONResponse({key: view[key] for key in openapi.CLUSTER["properties"]})
+        found = {**view, "user": _caller(request).user.username}
+        return JSONResponse({key: found[key] for key in openapi.CLUSTER["properties"]})
 
     async def nodes(self, request: Request) -> Response:
         """The nodes."""
@@ -158,7 +159,7 @@ class ClusterApi:
 
     async def _view(self, request: Request) -> dict[str, Any]:
         sees = await self._sees(request)
-        return cluster_view(self._watched, sees, _caller(request).user.username, time.time())
+        return cluster_view(self._watched, sees, time.time())
 
     @asynccontextmanager
     async def _client(self, request: Request) -> AsyncIterator[Client]:

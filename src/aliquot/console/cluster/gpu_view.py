@@ -41,7 +41,7 @@ class _Owner:
     running: bool = True
 
 
-def cluster_view(watched: Watched, sees: Sees, user: str, now: float) -> dict[str, Any]:
+def cluster_view(watched: Watched, sees: Sees, now: float) -> dict[str, Any]:
     """All that a page shows of GPUs."""
     nodes = watched.gpu_nodes if sees.gpu_nodes else []
     silence = watched.silence
@@ -50,7 +50,6 @@ def cluster_view(watched: Watched, sees: Sees, user: str, now: float) -> dict[st
         notes.append(f"the API server has said nothing for {silence:.0f} s: this may be old")
     return {
         "time": now,
-        "user": user,
         "notes": notes,
         "lacks": sees.lacks,
         "nodes": [_node(one, watched, sees, now) for one in nodes],
