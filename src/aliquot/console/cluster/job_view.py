@@ -20,13 +20,15 @@ from aliquot.model.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from fractions import Fraction
 
     from aliquot.console.cluster.rights import Sees
     from aliquot.console.cluster.watched import Watched
     from aliquot.kubernetes.api.elasticjob import ElasticJob
     from aliquot.kubernetes.api.gang import GangObject
-    from aliquot.kubernetes.api.objects import Pod, QueueObject
+    from aliquot.kubernetes.api.objects import Meta, Pod, QueueObject
     from aliquot.kubernetes.api.queue import Amounts, Used
+    from aliquot.kubernetes.cluster.queue_tree import QueueFault
 
 MOST_LIVE = 500  # rows that a page gets live; the API has all
 FINAL = {"Succeeded", "Failed", "Cancelled"}
@@ -151,7 +153,7 @@ def pod_row(pod: Pod, queue: str, gang: GangObject | None = None) -> Row:
     }
 
 
-def _row(kind: str, plural: str, meta: Any) -> Row:
+def _row(kind: str, plural: str, meta: Meta) -> Row:
     return {
         "id": f"{plural}/{meta.namespace}/{meta.name}",
         "kind": kind,
@@ -176,14 +178,10 @@ def queue_rows(watched: Watched, sees: Sees) -> list[Row]:
     return [_queue(one, queues.fault_of(name)) for name, one in sorted(queues.objects.items())]
 
 
-def _queue(one: QueueObject, fault: Any) -> Row:
+def _queue(one: QueueObject, fault: QueueFault | None) -> Row:
     spec, status = one.spec, one.status
     written = bool(status.conditions)  # the scheduler writes them with the figures
-    quota, used, borrowed = (
-        _bound(spec.quota),
-        _used(status.used) if written else None,
-        _used(status.borrowed) if written else None,
-    )
+    quota, used = _bound(spec.quota), _used(status.used) if written else None
     return {
         "name": one.metadata.name,
         "parent": spec.parent or None,
@@ -191,7 +189,7 @@ def _queue(one: QueueObject, fault: Any) -> Row:
         "quota": quota,
         "limit": _bound(spec.limit),
         "used": used,
-        "borrowed": borrowed,
+        "borrowed": _used(status.borrowed) if written else None,
         "unused": _unused(quota, used),
         "running_pods": status.running.pods if written else None,
         "running_gangs": status.running.gangs if written else None,
@@ -214,7 +212,7 @@ def _bound(amounts: Amounts | None) -> Row | None:
 
 def _used(used: Used) -> Row:
     return {
-        "gpus": float(quantity(used.gpus)),
+        "gpus": None if (gpus := _number(used.gpus)) is None else float(gpus),
         "memory_bytes": _bytes(used.memory),
         "compute_percent": used.compute,
     }
@@ -231,9 +229,13 @@ def _unused(quota: Row | None, used: Row | None) -> Row | None:
 
 
 def _bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
+    found = None if text is None else _number(text)
+    return None if found is None else int(found)
+
+
+def _number(text: str) -> Fraction | None:
+    """A quantity as people or the scheduler wrote it; None if it is none."""
     try:
-        return int(quantity(text))
+        return quantity(text)
     except InvalidValueError:
         return None

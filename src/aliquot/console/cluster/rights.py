@@ -100,28 +100,39 @@ class AccessReviews:
         """In which of these namespaces a user may list a kind of object."""
         if await self.may_list(user, of):
             return Namespaces(every=True)
-        names = sorted(among)
-        answers = await asyncio.gather(*(self.may_list(user, of, one) for one in names))
-        allowed = (name for name, answer in zip(names, answers, strict=True) if answer)
-        return Namespaces(these=frozenset(allowed))
+        who = _identity(user)
+        answers = {one: self._answer(who, attributes("list", of, one)) for one in among}
+        missing = [one for one, answer in answers.items() if answer is None]
+        found = await asyncio.gather(*(self.may_list(user, of, one) for one in missing))
+        answers |= dict(zip(missing, found, strict=True))
+        return Namespaces(these=frozenset(one for one, allowed in answers.items() if allowed))
 
     async def may_list(self, user: ReviewedUser, of: Resource[Any], namespace: str = "") -> bool:
         """Whether a user may list a kind of object; without a namespace, in all of them."""
-        action = attributes("list", of, namespace)
-        key = msgspec.json.encode(user, order="deterministic"), action
-        until, allowed = self._answers.get(key, (0.0, False))
-        if until < time.monotonic():
+        who, action = _identity(user), attributes("list", of, namespace)
+        allowed = self._answer(who, action)
+        if allowed is None:
             async with self._few:
                 allowed = await self._ask(user, action)
             if len(self._answers) >= MOST_ANSWERS:
                 self._answers.clear()
-            self._answers[key] = time.monotonic() + SECONDS, allowed
+            self._answers[who, action] = time.monotonic() + SECONDS, allowed
         return allowed
+
+    def _answer(self, who: bytes, action: ResourceAttributes) -> bool | None:
+        """The answer that still counts; None: it must be asked for."""
+        until, allowed = self._answers.get((who, action), (0.0, False))
+        return allowed if until >= time.monotonic() else None
 
     async def _ask(self, user: ReviewedUser, action: ResourceAttributes) -> bool:
         question = AccessQuestion(action, user.username, user.uid, user.groups, user.extra)
         review = await self._client.create(ACCESS_REVIEWS, SubjectAccessReview(question))
         return review.status.allowed
+
+
+def _identity(user: ReviewedUser) -> bytes:
+    """All of a user that decides what the user may do."""
+    return msgspec.json.encode(user, order="deterministic")
 
 
 def full_name(of: Resource[Any]) -> str:
