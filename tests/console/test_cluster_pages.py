@@ -58,6 +58,8 @@ def test_every_page_of_a_cluster_is_accessible_and_fits_a_phone(
         page.get_by_role("link", name="Jobs", exact=True).click()
         expect(page.get_by_role("listitem").filter(has_text="large")).to_contain_text("needs 8")
         check_page(page, "cluster-jobs")
+        page.get_by_role("searchbox").fill("running team-a")
+        expect(page.get_by_role("listitem")).to_have_count(1)
         page.get_by_role("link", name="train", exact=True).click()
         expect(page.get_by_role("log")).to_contain_text("step 2 of train-0")
         expect(page.get_by_text("1 worker started")).to_be_visible()

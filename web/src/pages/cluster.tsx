@@ -15,14 +15,22 @@ const rowsOf = (jobs: { items: unknown[] } | null) => (jobs?.items ?? []) as Clu
 
 export function ClusterJobsPage() {
   const { jobs, machine } = useStore();
+  const [wanted, setWanted] = useState("");
   if (jobs === null || machine === null) return <p class="muted">{t("loading")}</p>;
-  const rows = rowsOf(jobs);
+  const words = wanted.toLowerCase().split(/\s+/);
+  const all = rowsOf(jobs);
+  const rows = all.filter((one) => {
+    const text = [one.name, one.namespace, one.queue, one.phase, t(`is_${one.kind}` as Key)].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
   const lacks = KINDS_OF_JOBS.filter((one) => machine.lacks?.includes(one));
   return (
     <>
-      <Heading text={t("jobs")} />
+      <Heading text={t("jobs")}>
+        {all.length > 0 && <input type="search" class="search" placeholder={t("search")} aria-label={t("search")} value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />}
+      </Heading>
       {lacks.length > 0 && <Lacks kinds={lacks} />}
-      {rows.length === 0 ? <p class="note">{t("noClusterJobs")}</p> : (
+      {rows.length === 0 ? <p class="note">{t(all.length > 0 ? "nothingFound" : "noClusterJobs")}</p> : (
         <ul class="jobs panel">
           {rows.map((one) => <ClusterJobRow key={one.id} job={one} now={machine.time} />)}
         </ul>
