@@ -146,7 +146,7 @@ web: ## build the console's pages into src/aliquot/console/static; needs Node.js
 	@cd web && npm install --no-save --silent --no-audit --no-fund && npm run --silent build
 
 screenshots: build test-packages ## the pictures of docs/console.md, made by its tests
-	@ALIQUOT_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest -q -n 0 tests/console/test_pages.py -k accessible
+	@ALIQUOT_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest -q -n 0 tests/console/test_pages.py tests/console/test_cluster_pages.py -k accessible
 
 reference: build ## write docs/commands.md and native/README.md from the sources
 	@PYTHONPATH=tests $(BIN)/python -m repository.reference

@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-from aliquot.console.application import STATIC
+from aliquot.console.assembly import STATIC
 
 WEB = Path(__file__).parents[2] / "web"
 MOST_BYTES = 150_000

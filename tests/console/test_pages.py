@@ -1,66 +1,36 @@
-"""The console's pages in a real browser: Debian's Chromium, on a pool of simulated GPUs.
-
-ALIQUOT_SCREENSHOTS names a folder for pictures of the pages (make screenshots).
-"""
+"""The console's pages in a real browser: Debian's Chromium, on a pool of simulated GPUs."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from conftest import aliquot_command
+from console.browser import axe_violations, browser, check_page, needs_chromium, new_page
 from console.conftest import SLEEPS, Console, end_console, start_console
 from pool.conftest import SHAPE, PoolUp
 from support import GIB, wait_until
 
 TENANT = Path(__file__).parents[2] / "demo" / "tenant.py"
-SCREENSHOTS = os.environ.get("ALIQUOT_SCREENSHOTS")
-PICTURES = {
-    ("gpus", "light"),
-    ("gpus", "dark"),
-    ("gpus", "phone"),
-    ("slice", "light"),
-    ("jobs", "dark"),
-    ("job", "light"),
-    ("submit", "light"),
-    ("what-if", "light"),
-    ("waste", "light"),
-    ("gpu", "dark"),
-    ("map", "light"),
-}
-CHROMIUM = shutil.which("chromium")
-SECONDS = 60_000  # only ends a test that hangs
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and "CI" not in os.environ, reason="chromium is not installed"
-)
-expect.set_options(timeout=SECONDS)
+__all__ = ["browser"]
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+pytestmark = needs_chromium
 
 
 @pytest.fixture
@@ -70,21 +40,6 @@ def page(browser: Browser, console: Console) -> Iterator[Page]:
         found.goto(console.link)
         expect(found.get_by_role("heading", name="GPUs", level=1)).to_be_visible()
         yield found
-
-
-@contextmanager
-def new_page(browser: Browser, **options: Any) -> Iterator[Page]:
-    settings = {"viewport": {"width": 1280, "height": 860}, "locale": "en-GB", **options}
-    context = browser.new_context(**settings)
-    found = context.new_page()
-    found.set_default_timeout(SECONDS)
-    errors: list[str] = []
-    found.on("pageerror", lambda error: errors.append(str(error)))
-    try:
-        yield found
-        assert errors == []
-    finally:
-        context.close()
 
 
 class Tenant:
@@ -281,34 +236,6 @@ def test_an_open_page_gives_nothing_to_a_program_that_takes_the_port(
         assert console.token not in stored
     finally:
         end_console(again)
-
-
-def axe_violations(page: Page) -> list[str]:
-    spec = find_spec("axe_playwright_python")
-    assert spec is not None
-    assert spec.origin is not None
-    page.evaluate((Path(spec.origin).parent / "axe.min.js").read_text("utf-8"))
-    found = page.evaluate("() => axe.run()")
-    return [
-        f"{one['id']}: {node['target']} {node['failureSummary']}"
-        for one in found["violations"]
-        for node in one["nodes"]
-    ]
-
-
-def check_page(page: Page, name: str) -> None:
-    """No violation in either theme, nothing beyond the edge of a phone; and its pictures."""
-    wide, narrow = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
-    for theme, size in (("light", wide), ("dark", wide), ("light", narrow)):
-        page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
-        page.set_viewport_size(size)  # type: ignore[arg-type]
-        assert size is narrow or axe_violations(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-        kind = "phone" if size is narrow else theme
-        if SCREENSHOTS and (name, kind) in PICTURES:
-            page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}-{kind}.png")
-    page.emulate_media(color_scheme="light", reduced_motion="no-preference")
-    page.set_viewport_size(wide)  # type: ignore[arg-type]
 
 
 def test_every_page_is_accessible_and_fits_a_phone(

@@ -8,24 +8,27 @@ export interface Telemetry {
   celsius: number | null;
 }
 export interface Gpu {
+  node?: string; // of a cluster
+  why?: string | null;
+  kind?: string | null;
   index: number;
   uuid: string;
   model: string;
   memory_bytes: number;
   used_bytes: number | null;
   granted_bytes: number;
-  free_bytes: number;
-  free_percent: number;
+  free_bytes: number | null;
+  free_percent: number | null;
   healthy: boolean;
-  context_bytes: number | null;
+  context_bytes?: number | null;
   telemetry: Telemetry | null;
-  outside: { pid: number; name: string; bytes: number | null }[];
+  outside?: { pid: number; name: string; bytes: number | null }[];
 }
 export interface Slice {
   gpu: string;
   gpu_index: number | null;
   memory_bytes: number;
-  used_bytes: number;
+  used_bytes: number | null;
   compute_percent: number | null;
   weight_percent: number | null;
   got_ratio: number | null;
@@ -37,6 +40,10 @@ export interface Slice {
 export interface Grant {
   name: string | null;
   id: string;
+  namespace?: string | null; // of a cluster: these four instead of a name and a user
+  pod?: string | null;
+  container?: string | null;
+  claim?: string | null;
   user: string;
   own: boolean;
   hidden: boolean;
@@ -49,17 +56,20 @@ export interface Grant {
   slices: Slice[];
   processes: { pid: number; name: string; stopped: boolean; used_bytes: number }[];
 }
+/** One machine, or in what is optional here, a cluster. */
 export interface Machine {
   time: number;
-  name: string;
-  simulated: string | null;
+  name?: string;
+  simulated?: string | null;
   user: string;
-  arbiter_is_up: boolean;
-  pool_is_up: boolean;
-  driver_version: string | null;
+  arbiter_is_up?: boolean;
+  pool_is_up?: boolean;
+  driver_version?: string | null;
   notes: string[];
   gpus: Gpu[];
   grants: Grant[];
+  lacks?: string[];
+  nodes?: ClusterNode[];
 }
 export interface Job {
   number: number | null;
@@ -96,6 +106,74 @@ export interface JobList {
   up: boolean;
   items: Job[];
   left_out: number;
+  queues?: Queue[];
+}
+export interface ClusterNode {
+  name: string;
+  driver_version: string | null;
+  problem: string | null;
+  unusable: string | null;
+  reported: number | null;
+  late: boolean;
+}
+export interface ClusterJob {
+  id: string;
+  kind: string;
+  namespace: string;
+  name: string;
+  phase: string | null;
+  reason: string | null;
+  waits: boolean;
+  expected_start: number | null;
+  workers: number;
+  ready: number | null;
+  sizes: string | null;
+  queue: string | null;
+  created: number | null;
+  since: number | null;
+  topology: string | null;
+  suspended: boolean;
+  node: string | null;
+}
+export interface ClusterPod {
+  name: string;
+  phase: string;
+  reason: string | null;
+  node: string | null;
+  rank: string | null;
+  started: number | null;
+  exit_code: number | null;
+  containers: string[];
+  memory: string | null;
+  compute: string | null;
+  plan: { container: string; kind: string; gpus: string[]; memory_bytes: number; compute_percent: number | null }[];
+}
+export interface ClusterJobDetails {
+  job: ClusterJob;
+  pods: ClusterPod[] | null;
+  events: { at: number | null; about: string; type: string; reason: string; message: string; count: number }[] | null;
+  history: { at: number | null; phase: string; workers: number; reason: string }[];
+}
+export interface Amounts {
+  gpus: number | null;
+  memory_bytes: number | null;
+  compute_percent: number | null;
+}
+export interface Queue {
+  name: string;
+  parent: string | null;
+  weight: number;
+  quota: Amounts | null;
+  limit: Amounts | null;
+  used: Amounts | null;
+  borrowed: Amounts | null;
+  unused: Amounts | null;
+  running_pods: number | null;
+  running_gangs: number | null;
+  waiting_pods: number | null;
+  waiting_gangs: number | null;
+  waiting_since: number | null;
+  problem: string | null;
 }
 export interface Settings {
   memory_bytes: number;

@@ -13,7 +13,7 @@ export interface Delta {
 const KEYS: Record<string, (item: never) => unknown> = {
   gpus: (gpu: Gpu) => gpu.uuid,
   grants: (grant: Grant) => grant.id,
-  items: (job: Job) => job.number ?? `${job.user} ${job.name} ${job.submitted}`,
+  items: (job: Job & { id?: string }) => job.id ?? job.number ?? `${job.user} ${job.name} ${job.submitted}`,
 };
 
 /** The rows of a machine by their places, as deltas name them. */
@@ -26,7 +26,7 @@ let rows: { of: Machine; grants: Grant[]; found: Rows } | null = null;
 
 function rowsOf(machine: Machine): Rows {
   if (rows === null || rows.of !== machine) {
-    const found = { gpus: machine.gpus, slices: machine.grants.flatMap((one) => one.slices), processes: machine.grants.flatMap((one) => one.processes) };
+    const found = { gpus: machine.gpus, slices: machine.grants.flatMap((one) => one.slices), processes: machine.grants.flatMap((one) => one.processes ?? []) };
     rows = { of: machine, grants: machine.grants, found };
   }
   return rows.found;

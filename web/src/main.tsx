@@ -5,13 +5,14 @@ import { Problem, ask } from "./api";
 import "./app.css";
 import { duration } from "./format";
 import { CommandLine, Heading, Refusal } from "./parts";
+import { ClusterJobPage, ClusterJobsPage, QueuesPage } from "./pages/cluster";
 import { GpuPage, GpusPage } from "./pages/gpus";
 import { JobPage, JobsPage } from "./pages/jobs";
 import { SlicePage } from "./pages/slice";
 import { SubmitPage } from "./pages/submit";
 import { WastePage } from "./pages/waste";
 import { WhatIfPage } from "./pages/what-if";
-import { ImpostorError, SignedOutError, canSign, signIn } from "./session";
+import { ImpostorError, SignedOutError, canSign, ofCluster, signIn } from "./session";
 import { connect, disconnect, move, useChosen } from "./store";
 import { currentLanguage, setLanguage, t } from "./strings";
 
@@ -54,8 +55,10 @@ function App() {
     setLanguage(currentLanguage() === "en" ? "zh" : "en");
     redraw((n) => n + 1);
   };
-  const links: [string, string][] = [["#/", t("gpus")], ["#/jobs", t("jobs")], ["#/submit", t("submit")], ["#/what-if", t("whatIf")], ["#/waste", t("waste")]];
-  const here = (link: string) => (link === "#/" ? !/^#\/(jobs|submit|what-if|waste)/.test(path) : path.startsWith(link));
+  const links: [string, string][] = [["#/", t("gpus")], ["#/jobs", t("jobs")]];
+  if (ofCluster) links.push(["#/queues", t("queues")]);
+  else links.push(["#/submit", t("submit")], ["#/what-if", t("whatIf")], ["#/waste", t("waste")]);
+  const here = (link: string) => (link === "#/" ? !links.some(([other]) => other !== "#/" && path.startsWith(other)) : path.startsWith(link));
   return (
     <>
       <a class="skip" href="#content" onClick={(event) => { event.preventDefault(); document.getElementById("content")?.focus(); }}>{t("skip")}</a>
@@ -70,7 +73,7 @@ function App() {
           {signedIn && machine && <span class={connected ? "pulse" : "pulse off"} role="status">{connected ? t("live") : t("reconnecting")}</span>}
           <button type="button" class="quiet" lang={currentLanguage() === "en" ? "zh" : "en"} onClick={switchLanguage}>{t("language")}</button>
           <button type="button" class="quiet" title={t("theme")} onClick={() => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length] ?? "system")}>{t(theme)}</button>
-          {signedIn && <button type="button" class="quiet" onClick={() => void ask("DELETE", "/session").then(disconnect, disconnect)}>{t("signOut")}</button>}
+          {signedIn && <button type="button" class="quiet" onClick={() => (ofCluster ? disconnect() : void ask("DELETE", "/session").then(disconnect, disconnect))}>{t("signOut")}</button>}
         </div>
       </header>
       <main id="content" tabIndex={-1}>
@@ -83,7 +86,12 @@ function App() {
 }
 
 function Page({ path }: { path: string }) {
-  const [, kind, name] = path.split("/");
+  const [, kind, name, ...rest] = path.split("/");
+  if (ofCluster) {
+    const [namespace, object] = rest.map(decodeURIComponent);
+    if (kind === "jobs" && name && namespace && object) return <ClusterJobPage kind={name} namespace={namespace} name={object} />;
+    return kind === "jobs" ? <ClusterJobsPage /> : kind === "queues" ? <QueuesPage /> : <GpusPage />;
+  }
   if (kind === "slice" && name) return <SlicePage name={decodeURIComponent(name)} />;
   if (kind === "jobs") return name ? <JobPage number={decodeURIComponent(name)} /> : <JobsPage />;
   if (kind === "submit") return <SubmitPage />;
@@ -110,15 +118,15 @@ function SignInPage() {
     event.preventDefault();
     signIn({ token: token.trim() }).then(() => connect()).catch((problem: unknown) => setError(refusalOf(problem)));
   };
-  if (!canSign) return <div class="sign-in panel"><Heading text={t("signInTitle")} /><p>{t("insecure")}</p></div>;
+  if (!canSign) return <div class="sign-in panel"><Heading text={t("signInTitle")} /><p>{t(ofCluster ? "insecureCluster" : "insecure")}</p></div>;
   return (
     <div class="sign-in panel">
       <Heading text={t("signInTitle")} />
-      <p>{t("signInText")}</p>
-      <CommandLine text="aliquot console" />
+      <p>{t(ofCluster ? "signInCluster" : "signInText")}</p>
+      <CommandLine text={ofCluster ? "kubectl create token ACCOUNT" : "aliquot console"} />
       <form onSubmit={submit}>
         <label>
-          <span>{t("signInToken")}</span>
+          <span>{t(ofCluster ? "tokenOfYours" : "signInToken")}</span>
           <input type="password" name="token" autocomplete="off" required aria-label={t("token")} value={token} onInput={(event) => setToken(event.currentTarget.value)} />
         </label>
         <Refusal error={error} />
@@ -139,7 +147,7 @@ function refusalOf(error: unknown): unknown {
 async function begin(): Promise<void> {
   showTheme(readTheme());
   const code = /^#code=(.+)$/.exec(location.hash)?.[1];
-  if (code !== undefined) {
+  if (code !== undefined && !ofCluster) {
     history.replaceState(null, "", "#/");
     await signIn({ code }).catch((error: unknown) => (refused = refusalOf(error)));
   }

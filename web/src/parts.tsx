@@ -8,6 +8,7 @@ import { stateWord, t } from "./strings";
 
 const TONES: Record<string, string> = {
   running: "good", Running: "good", Succeeded: "good",
+  Bound: "good", Reserved: "wait", Waiting: "wait", Gathering: "wait", starting: "wait", Refused: "bad",
   Pending: "wait", Starting: "wait", Growing: "wait", Shrinking: "wait", Suspending: "wait", switching: "wait", ending: "wait", Cancelling: "wait",
   parked: "calm", Suspended: "calm", unused: "calm", stopped: "calm", ended: "calm", Cancelled: "calm",
   broken: "bad", Failed: "bad",
@@ -54,6 +55,16 @@ export function Refusal({ error }: { error: unknown }) {
     <div class="note bad" role="alert">
       <p class="pre">{problem.message}</p>
       {problem.hint && <p class="muted pre">{problem.hint}</p>}
+    </div>
+  );
+}
+
+/** Which kinds of object the user may not list; nothing of them is shown. */
+export function Lacks({ kinds }: { kinds: string[] }) {
+  return (
+    <div class="note">
+      <p>{t("lacks", { kinds: kinds.join(", ") })}</p>
+      <p class="muted">{t("lacksHint")}</p>
     </div>
   );
 }

@@ -5,6 +5,13 @@
 // signature that only that run of the console accepts. No cookie is used: browsers give cookies to
 // whatever has taken the console's port.
 
+// The console of a cluster is another matter: its page has the user's own bearer token, and sends it
+// with each request. There, TLS proves who answers. The page knows which console it is of from its own
+// head, as it was loaded: it never asks that of what answers later.
+
+/** What this page shows: one machine, or a cluster. */
+export const ofCluster = document.querySelector<HTMLMetaElement>('meta[name="aliquot-console"]')?.content === "cluster";
+
 /** The program that answers is not the console that this page knows. Nothing was sent to it. */
 export class ImpostorError extends Error {}
 
@@ -25,6 +32,7 @@ interface Credential {
 }
 
 const PLACE = location.pathname;
+const TOKEN = `aliquot-token ${PLACE}`; // in the storage of this tab, which ends with it
 let credential: Credential | null = null;
 let signature: string | null = null;
 
@@ -81,6 +89,11 @@ export function doubt(): void {
 
 /** What a request carries; asks for the proof first, where there is none. */
 export async function signed(): Promise<Record<string, string>> {
+  if (ofCluster) {
+    const token = sessionStorage.getItem(TOKEN);
+    if (token === null) throw new SignedOutError();
+    return { authorization: `Bearer ${token}` };
+  }
   if (signature === null) {
     const own = await known();
     if (own === null) throw new SignedOutError();
@@ -89,8 +102,17 @@ export async function signed(): Promise<Record<string, string>> {
   return { "x-aliquot-key": signature };
 }
 
-/** Begin a session by the token or by the code of a link; neither is sent. */
+/** Keep the user's token in this tab, if the API server accepts it. */
+async function signInToCluster(token: string): Promise<void> {
+  const answer = await fetch("api/v1/session", { headers: { authorization: `Bearer ${token}` }, credentials: "omit" });
+  const found = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new SignedOutError(found.detail, found.hint);
+  sessionStorage.setItem(TOKEN, token);
+}
+
+/** Begin a session by the token or by the code of a link; of one machine, neither is sent. */
 export async function signIn(given: { token: string } | { code: string }): Promise<void> {
+  if (ofCluster) return signInToCluster("token" in given ? given.token : "");
   const text = "token" in given ? `token.${given.token}` : given.code;
   const cut = text.lastIndexOf(".");
   const name = text.slice(0, cut);
@@ -110,5 +132,7 @@ export async function signIn(given: { token: string } | { code: string }): Promi
 export async function forget(): Promise<void> {
   credential = null;
   signature = null;
+  sessionStorage.removeItem(TOKEN);
+  if (ofCluster) return;
   await stored("readwrite", (store) => store.delete(PLACE)).catch(() => undefined);
 }

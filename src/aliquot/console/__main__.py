@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 
 from aliquot import slices
-from aliquot.console.console_process import Listen, end_with_stdin, parse_address, serve
+from aliquot.console.console_process import end_with_stdin, serve
+from aliquot.console.listening import Listen, parse_address
 from aliquot.devices import parse_shape
 from aliquot.model.errors import AliquotError
 

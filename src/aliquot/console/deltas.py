@@ -1,4 +1,4 @@
-"""Differences between two views of a machine, as pages get them. Pure.
+"""Differences between two views of a machine or a cluster, as pages get them. Pure.
 
 A delta names items by their places in lists, so that it is as small as what changed:
 
@@ -44,12 +44,14 @@ TABLES = (
         lambda grant: grant["slices"],
         ("used_bytes", "got_ratio", "idle_seconds", "wait_p99_seconds"),
     ),
-    MovingFigures("processes", "grants", lambda grant: grant["processes"], ("used_bytes",)),
+    MovingFigures("processes", "grants", lambda grant: grant.get("processes", ()), ("used_bytes",)),
 )
 KEYS: Mapping[str, Callable[[Row], Any]] = {
     "gpus": lambda gpu: gpu["uuid"],
     "grants": lambda grant: grant["id"],
-    "items": lambda job: job["number"] or f"{job['user']} {job['name']} {job['submitted']}",
+    "items": lambda job: (
+        job.get("id") or job["number"] or f"{job['user']} {job['name']} {job['submitted']}"
+    ),
 }
 
 
@@ -115,7 +117,7 @@ def _still(name: str, item: Row) -> Row:
             return {
                 **item,
                 "slices": [_without(row, slices) for row in item["slices"]],
-                "processes": [_without(row, processes) for row in item["processes"]],
+                "processes": [_without(row, processes) for row in item.get("processes", ())],
             }
     return item
 

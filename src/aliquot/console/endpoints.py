@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import asdict
 from http import HTTPStatus
@@ -11,7 +10,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from aliquot import slices
@@ -20,11 +18,13 @@ from aliquot.console.guard import CREDENTIAL, HOW_TO_SIGN_IN
 from aliquot.console.job_view import job_details, job_view, run_view
 from aliquot.console.problems import ProblemError
 from aliquot.console.recorder import history_csv, waste_csv, waste_view
+from aliquot.console.request_reading import page, path_part, read_body, read_query
+from aliquot.console.shapes import INDEX, LIMIT
 from aliquot.console.sign_in import kind_of
-from aliquot.model.errors import InvalidValueError, NoSuchGrantError
+from aliquot.model.errors import NoSuchGrantError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from starlette.requests import Request
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Request], Awaitable[Response]]
 
-LARGEST_BODY = 1 << 18
-BODY_SECONDS = 10.0  # anybody can begin a request for a proof, and then be silent
 PING_SECONDS = 15.0
 
 _LINES = 1000  # of CSV, in one piece
@@ -50,7 +48,7 @@ class ConsoleApi:
 
     async def proof(self, request: Request) -> Response:
         """Prove to a page that this is its console, before it sends anything else."""
-        body = await read_body(request, "proof")
+        body = await read_body(request, openapi.OPERATIONS["proof"])
         host = request.headers["host"].lower()
         proof = self._sign_in.prove(body["name"], body["challenge"], host)
         if proof is None:
@@ -92,19 +90,19 @@ class ConsoleApi:
 
     async def gpus(self, request: Request) -> Response:
         """The GPUs."""
-        query = read_query(request, "gpus")
+        query = read_query(request, openapi.OPERATIONS["gpus"])
         view = (await self._snapshots.fresh()).machine
         return page(view["gpus"], [str(one["index"]) for one in view["gpus"]], query)
 
     async def grants(self, request: Request) -> Response:
         """The grants."""
-        query = read_query(request, "grants")
+        query = read_query(request, openapi.OPERATIONS["grants"])
         view = (await self._snapshots.fresh()).machine
         return page(view["grants"], [one["id"] for one in view["grants"]], query)
 
     async def grant(self, request: Request) -> Response:
         """One grant."""
-        name = slices.check_address(_path(request, "name"))
+        name = slices.check_address(path_part(request, "name"))
         view = (await self._snapshots.fresh()).machine
         for one in view["grants"]:
             if name == one["name"]:
@@ -115,36 +113,36 @@ class ConsoleApi:
 
     async def history(self, request: Request) -> Response:
         """What a grant used: in the last minutes, in a day or in a month."""
-        query, name = read_query(request, "history"), _path(request, "name")
+        query, name = read_query(request, openapi.OPERATIONS["history"]), path_part(request, "name")
         span, found = query.get("span"), (await self._snapshots.fresh()).found
         return JSONResponse(await asyncio.to_thread(self._machine.history, found, name, span))
 
     async def gpu_history(self, request: Request) -> Response:
         """What a GPU used in a day or in a month."""
-        span = read_query(request, "gpu_history").get("span", "day")
-        index = schema.parse(_path(request, "index"), openapi.INDEX, "index")
+        span = read_query(request, openapi.OPERATIONS["gpu_history"]).get("span", "day")
+        index = schema.parse(path_part(request, "index"), INDEX, "index")
         return JSONResponse(await asyncio.to_thread(self._machine.gpu_history, index, span))
 
     async def history_csv(self, request: Request) -> Response:
         """All points as CSV."""
-        query, store = read_query(request, "history_csv"), self._machine.store
+        query, store = read_query(request, openapi.OPERATIONS["history_csv"]), self._machine.store
         kind, span = query.get("kind", "slice"), query.get("span", "day")
         lines = history_csv(store, kind, span, time.time())
         return _csv(lines, f"aliquot-{kind}s-{span}.csv")
 
     async def waste(self, request: Request) -> Response:
         """What was granted and idle."""
-        read_query(request, "waste")
+        read_query(request, openapi.OPERATIONS["waste"])
         return JSONResponse(await asyncio.to_thread(waste_view, self._machine.store))
 
     async def waste_csv(self, request: Request) -> Response:
         """The same as CSV."""
-        read_query(request, "waste_csv")
+        read_query(request, openapi.OPERATIONS["waste_csv"])
         return _csv(waste_csv(self._machine.store), "aliquot-waste.csv")
 
     async def price(self, request: Request) -> Response:
         """Set or remove the price of a model."""
-        body = await read_body(request, "price")
+        body = await read_body(request, openapi.OPERATIONS["price"])
         set_price = self._machine.store.set_price
         if not await asyncio.to_thread(set_price, body["model"], body["per_hour"]):
             raise ProblemError(
@@ -154,7 +152,7 @@ class ConsoleApi:
 
     async def jobs(self, request: Request) -> Response:
         """Jobs, newest first."""
-        query = read_query(request, "jobs")
+        query = read_query(request, openapi.OPERATIONS["jobs"])
         with_finished = query.get("which") == "all"
         listing = await asyncio.to_thread(self._machine.pool.listing, with_finished=with_finished)
         rows, first = listing.jobs[::-1], listing.runs
@@ -162,18 +160,18 @@ class ConsoleApi:
             last = schema.parse(query.pop("after"), {"type": "integer"}, "after")
             rows, first = [row for row in rows if row["number"] < last], []
         views = [*map(run_view, first), *map(job_view, rows)]
-        limit = query.get("limit", openapi.LIMIT["default"])
+        limit = query.get("limit", LIMIT["default"])
         query["limit"] = max(limit, len(first) + 1)  # all that wait, and a job
         return page(views, [str(one["number"]) for one in views], query)
 
     async def job(self, request: Request) -> Response:
         """One job."""
-        row = await asyncio.to_thread(self._machine.pool.job, _path(request, "job"))
+        row = await asyncio.to_thread(self._machine.pool.job, path_part(request, "job"))
         return JSONResponse(job_details(row))
 
     async def log(self, request: Request) -> Response:
         """A part of a log; a character that is cut at its end comes whole the next time."""
-        query, name = read_query(request, "log"), _path(request, "job")
+        query, name = read_query(request, openapi.OPERATIONS["log"]), path_part(request, "job")
         rank, start, tail = query.get("rank", 0), query.get("from", 0), query.get("tail")
         found = await asyncio.to_thread(self._machine.pool.log, name, rank, start, tail)
         content = _whole_characters(found.content)
@@ -188,7 +186,8 @@ class ConsoleApi:
 
     async def resize(self, request: Request) -> Response:
         """Change a grant, or say the effect."""
-        body, name = await read_body(request, "resize"), _path(request, "name")
+        body = await read_body(request, openapi.OPERATIONS["resize"])
+        name = path_part(request, "name")
 
         def change() -> dict[str, Any]:
             return changes.resize_grant(self._machine.find(), name, body)
@@ -197,31 +196,31 @@ class ConsoleApi:
 
     async def request(self, request: Request) -> Response:
         """Suspend, resume or cancel a job."""
-        verb = _path(request, "verb")
+        verb = path_part(request, "verb")
         if verb not in openapi.VERBS:
             raise HTTPException(HTTPStatus.NOT_FOUND)
-        row = await asyncio.to_thread(self._machine.pool.request, _path(request, "job"), verb)
+        row = await asyncio.to_thread(self._machine.pool.request, path_part(request, "job"), verb)
         return JSONResponse({"message": row["message"], "phase": job_view(row)["phase"]})
 
     async def explain(self, request: Request) -> Response:
         """Where a job would go."""
-        body = await read_body(request, "explain")
+        body = await read_body(request, openapi.OPERATIONS["explain"])
         return JSONResponse(await asyncio.to_thread(changes.explain, self._machine.state, body))
 
     async def what_if(self, request: Request) -> Response:
         """What the pool would decide."""
-        body = await read_body(request, "what_if")
+        body = await read_body(request, openapi.OPERATIONS["what_if"])
         return JSONResponse(await asyncio.to_thread(changes.what_if, self._machine, body))
 
     async def submit(self, request: Request) -> Response:
         """Submit a job."""
-        body = await read_body(request, "submit")
+        body = await read_body(request, openapi.OPERATIONS["submit"])
         made = await asyncio.to_thread(changes.submit, self._machine.state, body)
         return JSONResponse(made, HTTPStatus.CREATED)
 
     async def events(self, request: Request) -> Response:
         """Live updates until the page goes, or the console ends."""
-        read_query(request, "events")
+        read_query(request, openapi.OPERATIONS["events"])
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[bytes]:
@@ -250,81 +249,6 @@ def _csv(lines: Iterator[str], name: str) -> Response:
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     parts = iter(lambda: "".join(islice(lines, _LINES)), "")
     return StreamingResponse(parts, media_type="text/csv", headers=headers)
-
-
-async def read_body(request: Request, operation: str) -> dict[str, Any]:
-    """The body of a request, as the document has it."""
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            content = await _read_all(request)
-    except TimeoutError as error:
-        raise ProblemError(
-            HTTPStatus.REQUEST_TIMEOUT,
-            f"the body did not come within {BODY_SECONDS:.0f} s",
-            "Send it again.",
-        ) from error
-    except ClientDisconnect as error:  # nobody reads this, and it is no defect for the log
-        raise InvalidValueError("the body has no end") from error
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise InvalidValueError(
-            "the body is not JSON", "Send it with the header Content-Type: application/json."
-        )
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InvalidValueError(f"the body is not JSON: {error}") from error
-    schema.check(body, openapi.OPERATIONS[operation]["body"])
-    assert isinstance(body, dict)  # noqa: S101 - checked above
-    return body
-
-
-async def _read_all(request: Request) -> bytearray:
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > LARGEST_BODY:
-            raise ProblemError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body is longer than {LARGEST_BODY} bytes",
-                "Send less.",
-            )
-    return content
-
-
-def read_query(request: Request, operation: str) -> dict[str, Any]:
-    """The parameters of a URL, as the document has them."""
-    known, found = openapi.OPERATIONS[operation].get("query", {}), dict[str, Any]()
-    for name, text in request.query_params.multi_items():
-        if name not in known:
-            raise InvalidValueError(
-                f"unknown parameter {name[:40]!r}",
-                f"Known are {', '.join(known)}." if known else None,
-            )
-        if name in found:
-            raise InvalidValueError(f"the parameter {name} is given twice")
-        found[name] = schema.parse(text, known[name], name)
-    return found
-
-
-def page(items: Sequence[Any], keys: Sequence[str], query: dict[str, Any]) -> Response:
-    """The items after the key `after`; of one that is gone, nothing."""
-    limit, after = query.get("limit", openapi.LIMIT["default"]), 0
-    if "after" in query:
-        if query["after"] not in keys:
-            raise InvalidValueError(
-                "the item of `after` is no longer there", "Begin with the first page."
-            )
-        after = len(keys) - keys[::-1].index(query["after"])
-    end = after + limit
-    more = keys[end - 1] if end < len(items) else None
-    return JSONResponse({"items": items[after:end], "next": more})
-
-
-def _path(request: Request, name: str) -> str:
-    text = str(request.path_params[name])
-    schema.check(text, {"type": "string", "minLength": 1, "maxLength": 200}, name)
-    return text
 
 
 def _whole_characters(content: bytes) -> bytes:

@@ -2,9 +2,10 @@
 
 - The Host header must name this console, so that a page of another site cannot reach it by a name
   that resolves to this machine.
-- Everything below `api/` but the console's proof and the OpenAPI document needs the token, or a
-  credential's signature in the header `X-Aliquot-Key`. There is no cookie: browsers send those to
-  every port of a host, and to whoever has taken this one.
+- An `Entrance` decides who asks for what is below `api/`. On one machine (`MachineEntrance`) all
+  but the console's proof and the OpenAPI document needs the token, or a credential's signature in
+  the header `X-Aliquot-Key`. There is no cookie: browsers send those to every port of a host, and
+  to whoever has taken this one.
 - A request that a browser sends for a page of another origin is refused.
 """
 
@@ -12,15 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from aliquot.console.problems import problem
+from aliquot.console.problems import ProblemError
 from aliquot.console.sign_in import kind_of
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from aliquot.console.sign_in import SignIn
@@ -61,12 +61,64 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A request below `api/` of this console's own origin, before anybody knows whose it is."""
+
+    method: str
+    path: str
+    host: str
+    headers: Headers
+
+
+class Entrance(Protocol):
+    """Decides who asks."""
+
+    async def admit(self, asked: Asked) -> object:
+        """The credential that endpoints find in the scope; ProblemError if it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineEntrance:
+    """The entrance of the console of one machine: its token, or a credential's signature."""
+
+    sign_in: SignIn
+
+    async def admit(self, asked: Asked) -> object:
+        """The name of the credential."""
+        if (asked.method, asked.path) in _OPEN:
+            return None
+        name = self._caller(asked)
+        is_code = name is not None and kind_of(name) == "code"
+        if name is None or (is_code and (asked.method, asked.path) != _WITH_CODE):
+            raise ProblemError(
+                HTTPStatus.UNAUTHORIZED,
+                "you are not signed in, or the token is wrong",
+                HOW_TO_SIGN_IN,
+                "sign-in",
+            )
+        return name
+
+    def _caller(self, asked: Asked) -> str | None:
+        """The name of the credential of a request; None if it has none that is right."""
+        token = bearer_token(asked.headers)
+        if token is not None:
+            return "token" if self.sign_in.accepts_token(token) else None
+        return self.sign_in.accepts(asked.headers.get(KEY_HEADER, ""), asked.host)
+
+
+def bearer_token(headers: Headers) -> str | None:
+    """The token of a request; None if it has no header of that kind."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else None
+
+
+@dataclass(frozen=True, slots=True)
 class Guard:
     """An application behind these checks."""
 
     app: ASGIApp
     site: Site
-    sign_in: SignIn
+    entrance: Entrance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or pass it on."""
@@ -82,60 +134,40 @@ class Guard:
                     headers["cache-control"] = "no-store"
             await send(message)
 
-        refusal = self._refusal(scope)
-        await (self.app if refusal is None else refusal)(scope, receive, send_with_headers)
+        try:
+            await self._admit(scope)
+        except ProblemError as refusal:
+            await refusal.answer(scope, receive, send_with_headers)
+        else:
+            await self.app(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    async def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         host = headers.get("host", "").lower()
         if host not in self.site.hosts:
-            return problem(
+            raise ProblemError(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "the Host header names another server",
                 "Use the address that `aliquot console` prints, or start it with --server-name.",
                 "wrong-host",
             )
         path = scope["path"].removeprefix(self.site.base_path).lstrip("/")
-        method = scope["method"]
         if not path.startswith("api/"):
-            return None
-        if self._is_foreign(headers, host):
-            return problem(
+            return
+        if _is_foreign(headers, host):
+            raise ProblemError(
                 HTTPStatus.FORBIDDEN,
                 "the request comes from a page of another origin",
                 "Open the console itself.",
                 "foreign-origin",
             )
-        if (method, path) in _OPEN:
-            return None
-        name = self._caller(headers, host)
-        if name is None or (kind_of(name) == "code" and (method, path) != _WITH_CODE):
-            return _unauthorized()
-        scope[CREDENTIAL] = name
-        return None
-
-    def _caller(self, headers: Headers, host: str) -> str | None:
-        """The name of the credential of a request; None if it has none that is right."""
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer":
-            return "token" if self.sign_in.accepts_token(token.strip()) else None
-        return self.sign_in.accepts(headers.get(KEY_HEADER, ""), host)
-
-    @staticmethod
-    def _is_foreign(headers: Headers, host: str) -> bool:
-        """Whether a browser says that a page of another origin asks."""
-        origin = headers.get("origin")
-        return headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} or (
-            origin is not None and origin.lower().partition("://")[2] != host
-        )
+        asked = Asked(scope["method"], path, host, headers)
+        scope[CREDENTIAL] = await self.entrance.admit(asked)
 
 
-def _unauthorized() -> Response:
-    found = problem(
-        HTTPStatus.UNAUTHORIZED,
-        "you are not signed in, or the token is wrong",
-        HOW_TO_SIGN_IN,
-        "sign-in",
+def _is_foreign(headers: Headers, host: str) -> bool:
+    """Whether a browser says that a page of another origin asks."""
+    origin = headers.get("origin")
+    return headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} or (
+        origin is not None and origin.lower().partition("://")[2] != host
     )
-    found.headers["www-authenticate"] = "Bearer"
-    return found

@@ -39,9 +39,21 @@ _STATUS: tuple[tuple[type[AliquotError], HTTPStatus], ...] = (
 class ProblemError(Exception):
     """Ends a request with a problem document."""
 
-    def __init__(self, status: HTTPStatus, detail: str, hint: str | None = None) -> None:
+    def __init__(
+        self, status: HTTPStatus, detail: str, hint: str | None = None, kind: str | None = None
+    ) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.hint = status, detail, hint
+        self.status, self.detail, self.hint, self.kind = status, detail, hint, kind
+
+    @property
+    def answer(self) -> Response:
+        """The document."""
+        found = problem(self.status, self.detail, self.hint, self.kind)
+        if self.status is HTTPStatus.UNAUTHORIZED:
+            found.headers["www-authenticate"] = "Bearer"
+        if self.status is HTTPStatus.REQUEST_TIMEOUT:
+            found.headers["connection"] = "close"  # the rest of the request may still come
+        return found
 
 
 def problem(

@@ -1,11 +1,13 @@
 // Every GPU as a bar that is cut into its slices, or as a field of a map.
+import type { ComponentChildren } from "preact";
 import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ask, type Gpu, type Grant, type History, type Machine, type Slice } from "../api";
-import { bytes, percent } from "../format";
-import { Badge, CommandLine, Heading, Spans, computeText, huesOf, memoryText, type Span } from "../parts";
+import { ask, type ClusterNode, type Gpu, type Grant, type History, type Machine, type Slice } from "../api";
+import { bytes, clock, percent, share } from "../format";
+import { Badge, CommandLine, Heading, Lacks, Spans, computeText, huesOf, memoryText, type Span } from "../parts";
+import { ofCluster } from "../session";
 import { useChosen, useStore } from "../store";
-import { t } from "../strings";
+import { t, type Key } from "../strings";
 import { HeatView } from "./heat";
 import { Lines } from "./slice";
 
@@ -14,6 +16,16 @@ export interface Part {
   slice: Slice;
   hue: number;
 }
+
+/** Whose a grant is, and where to read more; a name that is null is another user's. */
+function ownerOf(grant: Grant): { name: string | null; whose: string | null; link: string | undefined } {
+  if (!ofCluster) return { name: grant.name, whose: grant.user, link: grant.name === null ? undefined : `#/slice/${encodeURIComponent(grant.name)}` };
+  const pod = grant.pod ?? null;
+  const part = [pod, grant.container && grant.container !== pod ? grant.container : null, grant.claim].filter(Boolean).join(" · ");
+  return { name: part || null, whose: grant.namespace ?? null, link: pod === null ? undefined : `#/jobs/pods/${grant.namespace}/${pod}` };
+}
+
+const otherOne = () => t(ofCluster ? "otherNamespace" : "otherUser");
 
 export const holds = (grant: Grant) => grant.state !== "parked";
 
@@ -41,7 +53,7 @@ export function partsOf(machine: Machine, uuid: string): Part[] {
 
 /** Redraws when more than figures changed. */
 const useShape = (): Machine | null =>
-  useChosen(({ machine }) => [machine?.gpus, machine?.grants, machine?.arbiter_is_up, machine?.notes.join("\n")]).machine;
+  useChosen(({ machine }) => [machine?.gpus, machine?.grants, machine?.arbiter_is_up, machine?.notes.join("\n"), machine?.nodes, machine?.lacks?.join()]).machine;
 
 export function GpusPage() {
   const machine = useShape();
@@ -51,6 +63,7 @@ export function GpusPage() {
     setHeat(wanted);
   };
   if (machine === null) return <p class="muted">{t("loading")}</p>;
+  if (machine.lacks?.includes("gpunodes.aliquot.io")) return <><Heading text={t("gpus")} /><Lacks kinds={["gpunodes.aliquot.io"]} /></>;
   const words = [machine.simulated ? t("simulated") : "", machine.driver_version ? t("driver", { version: machine.driver_version }) : ""];
   const taken = machine.grants.some((grant) => grant.slices.length > 0);
   return (
@@ -64,7 +77,7 @@ export function GpusPage() {
           </div>
         )}
       </Heading>
-      {!machine.arbiter_is_up && <p class="note">{t("noArbiter")}</p>}
+      {machine.arbiter_is_up === false && <p class="note">{t("noArbiter")}</p>}
       {machine.notes.length > 0 && (
         <section class="note wait" aria-label={t("attention")}>
           <h2>{t("attention")}</h2>
@@ -73,11 +86,17 @@ export function GpusPage() {
       )}
       {heat ? (
         <HeatView />
+      ) : machine.nodes ? (
+        nodesOf(machine).map(([node, gpus]) => (
+          <section key={node.name} class="node" aria-labelledby={`node-${node.name}`}>
+            <NodeHead node={node} />
+            <GpuList machine={machine} gpus={gpus} />
+          </section>
+        ))
       ) : (
-        <div class="gpus">
-          {machine.gpus.map((gpu) => <GpuPlace key={gpu.uuid} uuid={gpu.uuid} index={gpu.index} lines={partsOf(machine, gpu.uuid).length} />)}
-        </div>
+        <GpuList machine={machine} gpus={machine.gpus} />
       )}
+      {machine.nodes?.length === 0 && <p class="note">{t("noNodes")}</p>}
       {machine.arbiter_is_up && !taken && (
         <div class="hint">
           <p class="muted">{t("nothingGranted")}</p>
@@ -88,11 +107,47 @@ export function GpusPage() {
   );
 }
 
+function GpuList({ machine, gpus }: { machine: Machine; gpus: Gpu[] }) {
+  return (
+    <div class="gpus">
+      {gpus.map((gpu) => <GpuPlace key={gpu.uuid} uuid={gpu.uuid} place={placeOf(gpu)} index={gpu.index} lines={partsOf(machine, gpu.uuid).length} />)}
+    </div>
+  );
+}
+
+/** Identifies a GPU on the page. */
+const placeOf = (gpu: Gpu) => (gpu.node === undefined ? `gpu-${gpu.index}` : `gpu-${gpu.node}-${gpu.index}`);
+
+function nodesOf(machine: Machine): [ClusterNode, Gpu[]][] {
+  const found = new Map<string, Gpu[]>();
+  for (const gpu of machine.gpus) {
+    const own = found.get(gpu.node ?? "");
+    if (own) own.push(gpu);
+    else found.set(gpu.node ?? "", [gpu]);
+  }
+  return (machine.nodes ?? []).map((node) => [node, found.get(node.name) ?? []]);
+}
+
+function NodeHead({ node }: { node: ClusterNode }) {
+  const why = node.problem ?? node.unusable;
+  return (
+    <>
+      <div class="heading">
+        <h2 id={`node-${node.name}`}>{node.name}</h2>
+        {node.driver_version && <span class="muted">{t("driver", { version: node.driver_version })}</span>}
+        {why !== null && <span class="badge bad">{t("nodeUnusable")}</span>}
+        {node.late && <span class="badge wait">{t("nodeLate", { time: clock(node.reported) })}</span>}
+      </div>
+      {why !== null && <p class="note wait">{why}</p>}
+    </>
+  );
+}
+
 const LINE = 46; // of a slice, and of all else: what a panel takes before it is drawn
 const REST = 160;
 
 /** Where a GPU's panel is. It is drawn while it is on the screen or near it. */
-const GpuPlace = memo(({ uuid, index, lines }: { uuid: string; index: number; lines: number }) => {
+const GpuPlace = memo(({ uuid, place, index, lines }: { uuid: string; place: string; index: number; lines: number }) => {
   const here = useRef<HTMLElement>(null);
   const [near, setNear] = useState(false);
   useEffect(() => {
@@ -101,11 +156,16 @@ const GpuPlace = memo(({ uuid, index, lines }: { uuid: string; index: number; li
     return () => observer.disconnect();
   }, []);
   return (
-    <section class="panel gpu" ref={here} aria-labelledby={`gpu-${index}`} style={near ? undefined : { minHeight: `${REST + LINE * lines}px` }}>
-      {near ? <GpuPanel uuid={uuid} /> : <h2 id={`gpu-${index}`}>GPU {index}</h2>}
+    <section class="panel gpu" ref={here} aria-labelledby={place} style={near ? undefined : { minHeight: `${REST + LINE * lines}px` }}>
+      {near ? <GpuPanel uuid={uuid} /> : <Title id={place}>GPU {index}</Title>}
     </section>
   );
 });
+
+/** GPUs of a cluster are below their nodes. */
+function Title({ id, children }: { id: string; children: ComponentChildren }) {
+  return ofCluster ? <h3 id={id}>{children}</h3> : <h2 id={id}>{children}</h2>;
+}
 
 function GpuPanel({ uuid }: { uuid: string }) {
   const { machine } = useStore();
@@ -113,15 +173,17 @@ function GpuPanel({ uuid }: { uuid: string }) {
   if (!machine || !gpu) return null;
   const parts = partsOf(machine, uuid);
   const told = gpu.telemetry;
+  const outside = gpu.outside ?? [];
   return (
     <>
       <header>
-        <h2 id={`gpu-${gpu.index}`}>
-          <a href={`#/gpu/${gpu.index}`}>GPU {gpu.index}</a> <span class="muted model">{gpu.model}</span>
-        </h2>
+        <Title id={placeOf(gpu)}>
+          {ofCluster ? `GPU ${gpu.index}` : <a href={`#/gpu/${gpu.index}`}>GPU {gpu.index}</a>} <span class="muted model">{gpu.model}</span>
+        </Title>
         <p class="figures">
           {gpu.healthy ? (
             <>
+              {gpu.kind && <span>{t(`kind_${gpu.kind}` as Key)}</span>}
               {told?.busy_ratio != null && <span>{t("busy", { percent: percent(told.busy_ratio) })}</span>}
               {told?.power_watts != null && <span>{Math.round(told.power_watts)} W</span>}
               {told?.celsius != null && <span>{told.celsius} °C</span>}
@@ -131,17 +193,18 @@ function GpuPanel({ uuid }: { uuid: string }) {
           )}
         </p>
       </header>
+      {gpu.why && <p class="note bad">{gpu.why}</p>}
       <MemoryBar gpu={gpu} parts={parts} />
       <ComputeBar parts={parts} />
       <p class="below muted">
         <span>{t("granted", { part: bytes(gpu.granted_bytes), whole: bytes(gpu.memory_bytes) })}</span>
-        <span>{t("free", { bytes: bytes(gpu.free_bytes) })}</span>
-        <span>{t("freeCompute", { percent: `${gpu.free_percent} %` })}</span>
+        {gpu.free_bytes !== null && <span>{t("free", { bytes: bytes(gpu.free_bytes) })}</span>}
+        {gpu.free_percent !== null && <span>{t("freeCompute", { percent: `${gpu.free_percent} %` })}</span>}
       </p>
-      {(parts.length > 0 || gpu.outside.length > 0) && (
+      {(parts.length > 0 || outside.length > 0) && (
         <ul class="slices">
           {parts.map((one) => <SliceRow key={one.grant.id} {...one} />)}
-          {gpu.outside.map((one) => (
+          {outside.map((one) => (
             <li key={one.pid}>
               <span class="swatch outside" aria-hidden="true" />
               <span class="who"><span>{one.name}</span><span class="muted">PID {one.pid}</span></span>
@@ -191,22 +254,25 @@ export function GpuPage({ index }: { index: string }) {
 
 function MemoryBar({ gpu, parts }: { gpu: Gpu; parts: Part[] }) {
   const width = (count: number) => `${(count / gpu.memory_bytes) * 100}%`;
-  const outside = gpu.outside.reduce((sum, one) => sum + (one.bytes ?? 0), 0);
+  const outside = (gpu.outside ?? []).reduce((sum, one) => sum + (one.bytes ?? 0), 0);
   return (
     <div class="bar" aria-hidden="true">
-      {parts.filter((one) => holds(one.grant)).map(({ grant, slice, hue }) => (
-        <a
-          key={grant.id}
-          tabIndex={-1}
-          href={grant.name === null ? undefined : `#/slice/${encodeURIComponent(grant.name)}`}
-          class={`cut hue-${hue}`}
-          style={{ width: width(slice.memory_bytes) }}
-          title={`${grant.name ?? t("otherUser")}: ${memoryText(slice.used_bytes, slice.memory_bytes)}`}
-        >
-          <span class="in-use" style={{ width: `${Math.min(100, (slice.used_bytes / slice.memory_bytes) * 100)}%` }} />
-          <span class="cut-name">{grant.name ?? grant.user}</span>
-        </a>
-      ))}
+      {parts.filter((one) => holds(one.grant)).map(({ grant, slice, hue }) => {
+        const { name, whose, link } = ownerOf(grant);
+        return (
+          <a
+            key={grant.id}
+            tabIndex={-1}
+            href={link}
+            class={`cut hue-${hue}`}
+            style={{ width: width(slice.memory_bytes) }}
+            title={`${name ?? otherOne()}: ${limitText(slice)}`}
+          >
+            <span class="in-use" style={{ width: `${Math.min(100, ((slice.used_bytes ?? 0) / slice.memory_bytes) * 100)}%` }} />
+            <span class="cut-name">{name ?? whose ?? otherOne()}</span>
+          </a>
+        );
+      })}
       {outside > 0 && <span class="cut outside" style={{ width: width(outside) }} title={t("outside")} />}
     </div>
   );
@@ -221,7 +287,7 @@ function ComputeBar({ parts }: { parts: Part[] }) {
           key={grant.id}
           class={`cut hue-${hue}`}
           style={{ width: `${slice.weight_percent}%` }}
-          title={`${grant.name ?? t("otherUser")}: ${computeText(slice.got_ratio, slice.compute_percent)}`}
+          title={`${ownerOf(grant).name ?? otherOne()}: ${sharesText(slice)}`}
         >
           <span class="in-use" style={{ width: `${Math.min(100, ((slice.got_ratio ?? 0) * 10000) / (slice.weight_percent || 1))}%` }} />
         </span>
@@ -230,17 +296,22 @@ function ComputeBar({ parts }: { parts: Part[] }) {
   );
 }
 
+/** What a slice uses of its memory; in a cluster only its limit is known. */
+const limitText = (slice: Slice) => (ofCluster ? bytes(slice.memory_bytes) : memoryText(slice.used_bytes, slice.memory_bytes));
+const sharesText = (slice: Slice) => (ofCluster ? share(slice.compute_percent) : computeText(slice.got_ratio, slice.compute_percent));
+
 function SliceRow({ grant, slice, hue }: Part) {
+  const { name, whose, link } = ownerOf(grant);
   return (
     <li>
       <span class={`swatch hue-${hue}`} aria-hidden="true" />
       <span class="who">
-        {grant.name === null ? <span class="muted">{t("otherUser")}</span> : <a href={`#/slice/${encodeURIComponent(grant.name)}`}>{grant.name}</a>}
-        <span class="muted">{grant.user}</span>
+        {name === null ? <span class="muted">{otherOne()}</span> : <a href={link}>{name}</a>}
+        {whose !== null && <span class="muted">{whose}</span>}
       </span>
       <Badge word={grant.state} />
-      <span class="figure"><span class="muted unit">{t("memory")}</span> {memoryText(slice.used_bytes, slice.memory_bytes)}</span>
-      <span class="figure"><span class="muted unit">{t("compute")}</span> {computeText(slice.got_ratio, slice.compute_percent)}</span>
+      <span class="figure"><span class="muted unit">{t("memory")}</span> {limitText(slice)}</span>
+      <span class="figure"><span class="muted unit">{t("compute")}</span> {sharesText(slice)}</span>
     </li>
   );
 }

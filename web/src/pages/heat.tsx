@@ -2,12 +2,15 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Gpu } from "../api";
 import { bytes, percent } from "../format";
+import { ofCluster } from "../session";
 import { current, subscribe } from "../store";
 import { t, type Key } from "../strings";
 import { holds, partsOf } from "./gpus";
 
 type Shown = "memory" | "compute" | "granted";
-const SHOWN: [Shown, Key][] = [["memory", "heatMemory"], ["compute", "heatCompute"], ["granted", "heatGranted"]];
+const SHOWN: [Shown, Key][] = ofCluster
+  ? [["granted", "heatGranted"]] // all that Kubernetes knows
+  : [["memory", "heatMemory"], ["compute", "heatCompute"], ["granted", "heatGranted"]];
 
 const GAP = 3;
 const LABELLED = 64; // fields of this height and more have room for a name
@@ -33,7 +36,7 @@ function cutsOf(gpu: Gpu, shown: Shown): { width: number; value: number | null }
   if (shown === "granted") return [{ width: 1, value: gpu.granted_bytes / gpu.memory_bytes }];
   return partsOf(machine, gpu.uuid)
     .filter((one) => holds(one.grant))
-    .map(({ slice }) => ({ width: slice.memory_bytes / gpu.memory_bytes, value: slice.used_bytes / slice.memory_bytes }));
+    .map(({ slice }) => ({ width: slice.memory_bytes / gpu.memory_bytes, value: slice.used_bytes === null ? null : slice.used_bytes / slice.memory_bytes }));
 }
 
 function colours(): string[] {
@@ -53,7 +56,7 @@ function picture(gpu: Gpu, shown: Shown): string {
 
 export function HeatView() {
   const canvas = useRef<HTMLCanvasElement>(null);
-  const [shown, setShown] = useState<Shown>("memory");
+  const [shown, setShown] = useState<Shown>(SHOWN[0]![0]);
   const [pointed, setPointed] = useState<Gpu | null>(null);
   const [summary, setSummary] = useState("");
   const field = useRef<Field>(fieldOf(1, 1));
@@ -158,11 +161,18 @@ export function HeatView() {
       <div class="heat">
         <canvas ref={canvas} role="img" aria-label={summary}
           onMouseMove={(event) => setPointed(gpuAt(event))} onMouseLeave={() => setPointed(null)}
-          onClick={(event) => { const gpu = gpuAt(event); if (gpu) location.hash = `#/gpu/${gpu.index}`; }} />
+          onClick={(event) => { const gpu = gpuAt(event); if (gpu && !ofCluster) location.hash = `#/gpu/${gpu.index}`; }} />
       </div>
       <p class="muted figure heat-told">
-        {pointed ? `GPU ${pointed.index} · ${pointed.model} · ${pointed.healthy ? t("granted", { part: bytes(pointed.granted_bytes), whole: bytes(pointed.memory_bytes) }) : t("unhealthy")} · ${t("busy", { percent: percent(pointed.telemetry?.busy_ratio) })}` : summary}
+        {pointed ? toldOf(pointed) : summary}
       </p>
     </section>
   );
+}
+
+/** One GPU in words. */
+function toldOf(gpu: Gpu): string {
+  const granted = gpu.healthy ? t("granted", { part: bytes(gpu.granted_bytes), whole: bytes(gpu.memory_bytes) }) : t("unhealthy");
+  const busy = ofCluster ? [] : [t("busy", { percent: percent(gpu.telemetry?.busy_ratio) })];
+  return [...(gpu.node === undefined ? [] : [gpu.node]), `GPU ${gpu.index}`, gpu.model, granted, ...busy].join(" · ");
 }

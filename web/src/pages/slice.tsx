@@ -190,8 +190,8 @@ function Resize({ name, grant, gpus }: { name: string; grant: Grant; gpus: Gpu[]
   const [error, setError] = useState<unknown>(null);
   const [message, setMessage] = useState("");
   const shown = wanted ?? present;
-  const most = Math.min(...own.map((gpu) => gpu.free_bytes)) + first.memory_bytes;
-  const mostPercent = Math.min(100, Math.min(...own.map((gpu) => gpu.free_percent)) + (first.compute_percent ?? 0));
+  const most = Math.min(...own.map((gpu) => gpu.free_bytes ?? 0)) + first.memory_bytes;
+  const mostPercent = Math.min(100, Math.min(...own.map((gpu) => gpu.free_percent ?? 0)) + (first.compute_percent ?? 0));
   const body = wanted && changes(present, wanted);
   const text = JSON.stringify(body);
 

@@ -25,6 +25,7 @@
 - `presets`: the resource names by which pods ask for GPUs: ours and those of other projects.
 - `queue`: the Queue object.
 - `requests`: what the containers of a pod ask for, and which requests are invalid.
+- `reviews`: whose a token is, and what a user may do.
 - `server`: the address and credentials of an API server.
 - `times`: times as Kubernetes writes them.
 - `watch`: a copy of all objects of one kind, kept up to date.

@@ -30,8 +30,10 @@ from aliquot.kubernetes.api.server import UNAUTHORIZED, Server
 from aliquot.model.errors import AliquotError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
+
+    from lightkube.config.kubeconfig import SingleConfig
 
 T = TypeVar("T", bound=ApiObject)
 
@@ -156,6 +158,13 @@ class Client:
             if not page.metadata.next:
                 return Listing(items, page.metadata.resource_version)
             query["continue"] = page.metadata.next
+
+    async def log(self, pod: str, namespace: str, *, container: str, lines: int, most: int) -> str:
+        """The last lines of a container's output, and at most so many bytes of them."""
+        query: dict[str, str | int] = {"tailLines": lines, "limitBytes": most}
+        query |= {"container": container} if container else {}
+        said = await self._request("GET", PODS.path(namespace, pod, "log"), query=query)
+        return said.decode("utf-8", "replace")
 
     async def create(self, of: Resource[T], one: T) -> T:
         """Create an object in its namespace."""
@@ -286,11 +295,23 @@ class Client:
 
 def connect(kubeconfig: Path | None = None) -> Client:
     """A client by a kubeconfig file; without one, by KUBECONFIG or the pod's service account."""
+    one, server = _configured(kubeconfig, Server.of)
+    return Client(server, one.namespace)
+
+
+def server_without_user(kubeconfig: Path | None = None) -> Server:
+    """The server that `connect` finds, for users with tokens of their own."""
+    return _configured(kubeconfig, Server.without_user)[1]
+
+
+def _configured(
+    kubeconfig: Path | None, make: Callable[[SingleConfig], Server]
+) -> tuple[SingleConfig, Server]:
     try:
         found = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
         one = found.get()
         assert one is not None  # noqa: S101 - `get` without a default raises
-        return Client(Server.of(one), one.namespace)
+        return one, make(one)
     except (ConfigError, KeyError, msgspec.MsgspecError) as error:
         raise AliquotError(
             f"cannot connect to the API server: {error}",

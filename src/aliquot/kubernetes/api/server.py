@@ -83,3 +83,12 @@ class Server:
         if url.startswith("https:"):
             trust = verify_cluster(config.cluster, user, config.abs_file)
         return cls(url, Credentials(user_auth(user)), trust)
+
+    @classmethod
+    def without_user(cls, config: SingleConfig) -> Self:
+        """The same server, and nobody: not even the certificate that connections identify with."""
+        return cls.of(config._replace(user=None))
+
+    def with_token(self, token: str) -> Server:
+        """The same server, and the user of this token."""
+        return Server(self.url, Credentials(user_auth(User(token=token))), self.trust)

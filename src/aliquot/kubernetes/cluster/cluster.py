@@ -350,7 +350,7 @@ class Cluster:
         snapshot, by = self._empty_node(replace(spec, name="", uuids=()))
         allocations = Allocations(snapshot)
         cached = name in self._free and name not in self._stale and not without
-        allocations.set_node(0, self._free[name] if cached else self._free_on(name, without))
+        allocations.set_node(0, self._free[name] if cached else self.free_on(name, without))
         if wishes:
             allocations.hardware = replace(snapshot.hardware, uuids=(spec.uuids,))
             allocations.marks.elsewhere = self._labels_besides(name, without)
@@ -373,7 +373,8 @@ class Cluster:
                 self._empty.popitem(last=False)
         return found
 
-    def _free_on(self, name: str, without: Collection[str] = ()) -> NodeFree:
+    def free_on(self, name: str, without: Collection[str] = ()) -> NodeFree:
+        """What is free on each GPU of a node, in the order of its GPUNode."""
         return self._usage(name).free(most_holders=self._most_holders, without=without)
 
     def _usage(self, name: str) -> NodeUsage:
@@ -406,7 +407,7 @@ class Cluster:
         same = self._specs.get(name) == spec
         self._specs[name] = spec
         self._size_of[row] = self._number(spec, node)
-        free = self._free[name] = self._free_on(name)
+        free = self._free[name] = self.free_on(name)
         allocations.set_node(row, free, None if same else spec)
         return True
 
@@ -438,7 +439,7 @@ class Cluster:
         for name, row in self._rows.items():
             node = nodes[name]
             if name in self._stale or name not in self._free:
-                self._free[name] = self._free_on(name)
+                self._free[name] = self.free_on(name)
             self._size_of[row] = self._number(self._specs[name], node)
             allocations.set_node(row, self._free[name])
         self._stale.clear()
