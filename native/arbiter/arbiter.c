@@ -91,6 +91,21 @@ static void on_snapshot(struct observer *observer, unsigned gpu)
 	residence_on_snapshot(arbiter, gpu);
 }
 
+static bool is_used(void *context, const struct gpu *gpu)
+{
+	return grants_use_gpu(context, gpu);
+}
+
+static uint64_t on_scan(struct observer *observer, const struct nvml_scan *scan)
+{
+	struct arbiter *arbiter = CONTAINER(observer, struct arbiter, observer);
+	uint64_t fresh = nvml_merge(&arbiter->nvml, scan, is_used, arbiter);
+	if (fresh)
+		context_sizes_read(arbiter->state, &arbiter->nvml);
+	credit_set_gpus(&arbiter->credit, arbiter->nvml.gpu_count);
+	return fresh;
+}
+
 static bool start(struct arbiter *arbiter, const struct options *options, struct failure *failure)
 {
 	int error = mapping_catch_sigbus();
@@ -98,7 +113,8 @@ static bool start(struct arbiter *arbiter, const struct options *options, struct
 		return failure_set(failure, "signals", "SIGBUS cannot be caught: %s", strerror(-error));
 	if (!open_loop(arbiter, failure) || !nvml_open(&arbiter->nvml, options->nvml, failure))
 		return false;
-	error = observer_start(&arbiter->observer, &arbiter->loop, &arbiter->nvml, on_snapshot);
+	error = observer_start(&arbiter->observer, &arbiter->loop, &arbiter->nvml, on_snapshot,
+	                       on_scan);
 	if (error)
 		return failure_set(failure, "memory", "cannot start the thread that asks NVML: %s",
 		                   strerror(-error));

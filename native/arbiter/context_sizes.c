@@ -59,7 +59,8 @@ void context_sizes_read(const struct state *state, struct nvml *nvml)
 		if (!parse(line, &size))
 			continue;
 		for (unsigned i = 0; i < nvml->gpu_count; i++)
-			if (is_of(&size, nvml, &nvml->gpus[i]) && size.bytes < nvml->gpus[i].memory_bytes)
+			if (!nvml->gpus[i].context_bytes && is_of(&size, nvml, &nvml->gpus[i]) &&
+			    size.bytes < nvml->gpus[i].memory_bytes)
 				nvml->gpus[i].context_bytes = size.bytes;
 	}
 	free(text);

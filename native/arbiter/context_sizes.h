@@ -15,7 +15,7 @@
 #include "nvml.h"
 #include "state.h"
 
-/* Sets the context size of each GPU that the file has one for. */
+/* Sets the context size of each GPU that has none, if the file has one for it. */
 void context_sizes_read(const struct state *state, struct nvml *nvml);
 
 /* Keeps the context size of a GPU. */

@@ -162,7 +162,7 @@ static bool answer_resize(struct connection *connection, const struct control_re
 	json_open(reply, "slices", '[');
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		char uuid[ALIQUOT_UUID_TEXT_SIZE];
-		aliquot_uuid_write(request->slices[i].uuid, uuid);
+		aliquot_uuid_write(request->slices[i].uuid, request->slices[i].instance, uuid);
 		json_open(reply, NULL, '{');
 		json_string(reply, "gpu", uuid);
 		json_number(reply, "memory_bytes", resized.slices[i].memory_bytes);
@@ -350,8 +350,13 @@ static void send_reply(struct connection *connection);
 
 static void on_fresh(struct observer_wait *wait, bool answered)
 {
-	(void)answered; /* if NVML is silent, what it said last is reported */
 	struct connection *connection = CONTAINER(wait, struct connection, fresh);
+	uint64_t unseen = observer_unseen(&connection->arbiter->observer);
+	if (answered && unseen) { /* instances that the scan has found */
+		observer_wait(&connection->arbiter->observer, wait, unseen, 0, on_fresh);
+		return;
+	}
+	/* If NVML is silent, what it said last is reported. */
 	uint64_t begun = callers_time_ns();
 	status_write(connection->arbiter, connection->uid, &connection->reply);
 	callers_charge(connection->caller, callers_time_ns() - begun);
@@ -381,6 +386,7 @@ static bool answer_status(struct connection *connection)
 {
 	struct observer *observer = &connection->arbiter->observer;
 	uint64_t gpus = observer_all(observer);
+	observer_scan(observer);
 	if (gpus)
 		observer_wait(observer, &connection->fresh, gpus, 0, on_fresh);
 	else

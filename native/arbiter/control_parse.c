@@ -129,7 +129,10 @@ static const char *parse_slice(struct text text, enum control_kind kind,
 	struct text uuid = cut(&text, ',', &more);
 	memset(slice, 0, sizeof(*slice));
 	if (!aliquot_uuid_parse(uuid.at, uuid.length, slice->uuid))
-		return "a slice begins with the UUID of its GPU: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+		return "a slice begins with the UUID of its GPU: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, "
+			   "or of "
+			   "an instance: MIG-xxxxxxxx-...";
+	slice->instance = aliquot_uuid_is_instance(uuid.at);
 	while (more) {
 		const char *wrong = parse_setting(cut(&text, ',', &more), slice);
 		if (wrong)

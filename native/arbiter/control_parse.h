@@ -82,6 +82,7 @@ enum control_given {
 
 struct control_slice {
 	uint8_t uuid[16];
+	bool instance;  /* it was written "MIG-..." */
 	uint32_t given; /* bits of enum control_given; settings not given are 0 */
 	uint64_t memory_bytes;
 	uint32_t compute_percent;

@@ -1,6 +1,7 @@
 #include "credit.h"
 
 #include "mps.h"
+#include "nvml.h"
 #include "processes.h"
 
 #include <errno.h>
@@ -189,12 +190,12 @@ static void init_lock(pthread_mutex_t *lock)
 int credit_start(struct credit *credit, unsigned gpu_count, _Atomic uint64_t *looks)
 {
 	pthread_condattr_t monotonic;
-	credit->gpus = calloc(gpu_count ? gpu_count : 1, sizeof(*credit->gpus));
+	credit->gpus = calloc(NVML_MAX_GPUS, sizeof(*credit->gpus));
 	if (!credit->gpus)
 		return -ENOMEM;
 	credit->gpu_count = gpu_count;
 	credit->looks = looks;
-	for (unsigned i = 0; i < gpu_count; i++)
+	for (unsigned i = 0; i < NVML_MAX_GPUS; i++)
 		turns_init(&credit->gpus[i], loop_now());
 	init_lock(&credit->lock);
 	pthread_condattr_init(&monotonic);
@@ -224,6 +225,13 @@ void credit_look(struct credit *credit)
 	pthread_mutex_lock(&credit->lock);
 	look_at_all(credit);
 	wake_locked(credit); /* the next look may be due sooner than the thread knows */
+	pthread_mutex_unlock(&credit->lock);
+}
+
+void credit_set_gpus(struct credit *credit, unsigned gpu_count)
+{
+	pthread_mutex_lock(&credit->lock);
+	credit->gpu_count = gpu_count;
 	pthread_mutex_unlock(&credit->lock);
 }
 

@@ -54,6 +54,8 @@ struct credit_figures {
 
 /* Starts the thread, which counts its looks in *looks. 0, or -errno. */
 int credit_start(struct credit *credit, unsigned gpu_count, _Atomic uint64_t *looks);
+/* There are so many GPUs now; never fewer than before. */
+void credit_set_gpus(struct credit *credit, unsigned gpu_count);
 /* Ends the thread, if it was started. */
 void credit_stop(struct credit *credit);
 /* After all grants are removed. */

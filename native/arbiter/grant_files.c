@@ -47,6 +47,7 @@ static void fill_limits(struct grant *grant, const struct control_request *reque
 		const struct gpu *gpu = grant->gpus[i];
 		memcpy(slice->uuid, gpu->uuid, sizeof(slice->uuid));
 		memcpy(slice->pci_bus_id, gpu->pci_bus_id, sizeof(slice->pci_bus_id));
+		slice->instance = gpu->instance;
 		slice->gpu_bytes = gpu->memory_bytes;
 		atomic_store(&slice->limit_bytes, asked->memory_bytes);
 		atomic_store(&slice->headroom_bytes, ledger_headroom(asked->memory_bytes));

@@ -155,6 +155,30 @@ static bool has_memory(struct arbiter *arbiter, const struct gpu *gpu,
 	return overcommit_check(arbiter, &asked, NULL, failure);
 }
 
+/* Whether the GPU is of the kind that the request needs. */
+static bool suits(const struct gpu *gpu, const struct control_request *request,
+                  struct failure *failure)
+{
+	if (gpu->divided)
+		return failure_set(failure, "divided",
+		                   "GPU %u (%s) is in MIG mode: only its instances have slices", gpu->index,
+		                   gpu->uuid_text);
+	if (gpu->instance && (request->swap || request->mps))
+		return failure_set(failure, "instance",
+		                   "GPU %u (%s) is an instance of a GPU: a slice of it has neither %s",
+		                   gpu->index, gpu->uuid_text, "swap nor an MPS server");
+	return true;
+}
+
+bool grants_use_gpu(const struct arbiter *arbiter, const struct gpu *gpu)
+{
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next)
+		for (uint32_t i = 0; i < grant->slice_count; i++)
+			if (grant->gpus[i] == gpu)
+				return true;
+	return false;
+}
+
 static bool may_make(struct arbiter *arbiter, const struct control_request *request, uint32_t uid,
                      bool *waits, struct failure *failure)
 {
@@ -172,12 +196,12 @@ static bool may_make(struct arbiter *arbiter, const struct control_request *requ
 	                            .neighbours = &request->neighbours};
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];
-		struct gpu *gpu = nvml_find(&arbiter->nvml, asked->uuid);
+		struct gpu *gpu = nvml_find_present(&arbiter->nvml, asked->uuid, asked->instance);
 		char uuid[ALIQUOT_UUID_TEXT_SIZE];
-		aliquot_uuid_write(asked->uuid, uuid);
+		aliquot_uuid_write(asked->uuid, asked->instance, uuid);
 		if (!gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no GPU %s", uuid);
-		if (!mps_check(arbiter, gpu, request, failure) ||
+		if (!suits(gpu, request, failure) || !mps_check(arbiter, gpu, request, failure) ||
 		    !has_memory(arbiter, gpu, request, asked->memory_bytes, waits, failure) ||
 		    !capacity_check_compute(arbiter, gpu, asked, uid, NULL, failure) ||
 		    !neighbours_check(arbiter, gpu, &newcomer, failure))

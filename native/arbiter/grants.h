@@ -38,6 +38,9 @@ void grants_drop_removed(struct arbiter *arbiter);
 /* How many grants can be read, and so may have processes. */
 unsigned grants_count_readable(struct arbiter *arbiter);
 
+/* Whether a grant has a slice of the GPU. */
+bool grants_use_gpu(const struct arbiter *arbiter, const struct gpu *gpu);
+
 /* Starts or stops the timer after which an arbiter without grants ends. */
 void grants_linger(struct arbiter *arbiter);
 

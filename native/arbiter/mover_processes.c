@@ -146,7 +146,7 @@ __attribute__((noreturn)) static void become_mover(const struct mover_processes 
 	char uuid[ALIQUOT_UUID_TEXT_SIZE], index[16], bytes[32];
 	sigset_t none;
 	int program = fcntl(movers->program, F_DUPFD_CLOEXEC, LOWEST_FD);
-	aliquot_uuid_write(movers->supervision->movers[number].uuid, uuid);
+	aliquot_uuid_write(movers->supervision->movers[number].uuid, false, uuid);
 	snprintf(index, sizeof(index), "%u", number);
 	snprintf(bytes, sizeof(bytes), "%" PRIu64, movers->most_bytes);
 	place_files(movers, &movers->all[number]);

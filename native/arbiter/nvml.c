@@ -59,27 +59,17 @@ static nvmlReturn_t read_memory(struct nvml *nvml, nvmlDevice_t device, uint64_t
 	return result;
 }
 
-struct enumeration {
-	nvmlReturn_t (*version)(char *text, unsigned size);
-	nvmlReturn_t (*count)(unsigned *count);
-	nvmlReturn_t (*handle)(unsigned index, nvmlDevice_t *device);
-	nvmlReturn_t (*uuid)(nvmlDevice_t device, char *text, unsigned size);
-	nvmlReturn_t (*name)(nvmlDevice_t device, char *text, unsigned size);
-	nvmlReturn_t (*pci)(nvmlDevice_t device, nvmlPciInfo_t *pci);
-	/* NULL: the driver has it not */
-	nvmlReturn_t (*cores)(nvmlDevice_t device, unsigned *cores);
-	nvmlReturn_t (*capability)(nvmlDevice_t device, int *major, int *minor);
-	nvmlReturn_t (*bus)(nvmlDevice_t device, unsigned *bits);
-	nvmlReturn_t (*clock)(nvmlDevice_t device, nvmlClockType_t type, unsigned *mhz);
-};
-
-static void look_up_figures(struct nvml *nvml, struct enumeration *calls)
+static void look_up_optional(struct nvml *nvml, struct nvml_calls *calls)
 {
 	const struct entry optional[] = {
 		{"nvmlDeviceGetNumGpuCores", &calls->cores},
 		{"nvmlDeviceGetCudaComputeCapability", &calls->capability},
 		{"nvmlDeviceGetMemoryBusWidth", &calls->bus},
 		{"nvmlDeviceGetMaxClockInfo", &calls->clock},
+		{"nvmlDeviceGetMigMode", &calls->mode},
+		{"nvmlDeviceGetMaxMigDeviceCount", &calls->most_instances},
+		{"nvmlDeviceGetMigDeviceHandleByIndex", &calls->instance},
+		{"nvmlDeviceGetGpuInstanceId", &calls->instance_id},
 	};
 	for (size_t i = 0; i < sizeof(optional) / sizeof(*optional); i++) {
 		void *symbol = dlsym(nvml->library, optional[i].name);
@@ -87,7 +77,7 @@ static void look_up_figures(struct nvml *nvml, struct enumeration *calls)
 	}
 }
 
-static void read_figures(const struct enumeration *calls, nvmlDevice_t device,
+static void read_figures(const struct nvml_calls *calls, nvmlDevice_t device,
                          struct gpu_figures *out)
 {
 	if (!calls->cores || !calls->capability || !calls->bus || !calls->clock)
@@ -99,56 +89,182 @@ static void read_figures(const struct enumeration *calls, nvmlDevice_t device,
 	             calls->clock(device, NVML_CLOCK_MEM, &out->memory_mhz) == NVML_SUCCESS;
 }
 
-static bool describe_gpu(struct nvml *nvml, const struct enumeration *calls, unsigned index,
-                         struct gpu *gpu)
+static void say_ignored(const struct nvml *nvml, unsigned index, nvmlReturn_t result)
 {
+	if (!nvml->opened)
+		log_event("GPU %u is ignored: NVML says: %s", index, nvml->error_string(result));
+}
+
+/* Describes a GPU or an instance; NVML tells the PCI address of `parent` alone. */
+static bool describe(struct nvml *nvml, nvmlDevice_t device, nvmlDevice_t parent, unsigned index,
+                     struct gpu *gpu)
+{
+	const struct nvml_calls *calls = &nvml->calls;
 	char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "";
 	nvmlPciInfo_t pci = {0};
 	uint64_t used;
-	nvmlReturn_t result = calls->handle(index, &gpu->device);
+	nvmlReturn_t result = calls->uuid(device, uuid, sizeof(uuid));
 	if (result == NVML_SUCCESS)
-		result = calls->uuid(gpu->device, uuid, sizeof(uuid));
+		result = calls->name(device, gpu->name, sizeof(gpu->name));
 	if (result == NVML_SUCCESS)
-		result = calls->name(gpu->device, gpu->name, sizeof(gpu->name));
+		result = calls->pci(parent, &pci);
 	if (result == NVML_SUCCESS)
-		result = calls->pci(gpu->device, &pci);
-	if (result == NVML_SUCCESS)
-		result = read_memory(nvml, gpu->device, &gpu->memory_bytes, &used);
+		result = read_memory(nvml, device, &gpu->memory_bytes, &used);
 	if (result != NVML_SUCCESS) {
-		log_event("GPU %u is ignored: NVML says: %s", index, nvml->error_string(result));
+		say_ignored(nvml, index, result);
 		return false;
 	}
 	if (!aliquot_uuid_parse(uuid, strnlen(uuid, sizeof(uuid)), gpu->uuid)) {
-		log_event("GPU %u is ignored: \"%.80s\" is not the UUID of a GPU", index, uuid);
+		if (!nvml->opened)
+			log_event("GPU %u is ignored: \"%.80s\" is not the UUID of a GPU", index, uuid);
 		return false;
 	}
-	aliquot_uuid_write(gpu->uuid, gpu->uuid_text);
+	gpu->instance = aliquot_uuid_is_instance(uuid);
+	aliquot_uuid_write(gpu->uuid, gpu->instance, gpu->uuid_text);
 	memcpy(gpu->pci_bus_id, pci.busId, sizeof(gpu->pci_bus_id));
 	gpu->pci_bus_id[sizeof(gpu->pci_bus_id) - 1] = 0;
 	gpu->name[sizeof(gpu->name) - 1] = 0;
-	gpu->index = index;
-	read_figures(calls, gpu->device, &gpu->figures);
+	gpu->index = gpu->parent = index;
+	read_figures(calls, device, &gpu->figures);
 	return true;
 }
 
-static bool enumerate_gpus(struct nvml *nvml, const struct enumeration *calls,
-                           struct failure *failure)
+static bool is_divided(const struct nvml_calls *calls, nvmlDevice_t device)
+{
+	unsigned now = NVML_DEVICE_MIG_DISABLE, next;
+	return calls->mode && calls->most_instances && calls->instance && calls->instance_id &&
+	       calls->mode(device, &now, &next) == NVML_SUCCESS && now == NVML_DEVICE_MIG_ENABLE;
+}
+
+/* Whether another compute instance is in the same GPU instance. */
+static bool is_shared(const unsigned *ids, unsigned count, unsigned which)
+{
+	for (unsigned i = 0; i < count; i++)
+		if (i != which && ids[i] == ids[which])
+			return true;
+	return false;
+}
+
+#define MOST_INSTANCES 64u
+
+static void scan_instances(struct nvml *nvml, nvmlDevice_t parent, unsigned index,
+                           struct nvml_scan *scan)
+{
+	nvmlDevice_t found[MOST_INSTANCES];
+	unsigned ids[MOST_INSTANCES], most = 0, count = 0;
+	nvml->calls.most_instances(parent, &most);
+	for (unsigned i = 0; i < most && count < MOST_INSTANCES; i++)
+		count += nvml->calls.instance(parent, i, &found[count]) == NVML_SUCCESS &&
+		         nvml->calls.instance_id(found[count], &ids[count]) == NVML_SUCCESS;
+	for (unsigned i = 0; i < count && scan->count < NVML_MAX_GPUS; i++) {
+		struct gpu gpu = {0};
+		if (is_shared(ids, count, i) ||
+		    !describe(nvml, found[i], parent, NVML_INSTANCES * (index + 1) + ids[i], &gpu))
+			continue;
+		gpu.parent = index;
+		scan->gpus[scan->count++] = gpu;
+	}
+}
+
+struct nvml_scan *nvml_scan(struct nvml *nvml)
 {
 	unsigned count = 0;
-	nvmlReturn_t result = calls->count(&count);
+	struct nvml_scan *scan = calloc(1, sizeof(*scan));
+	if (!scan || nvml->calls.count(&count) != NVML_SUCCESS)
+		return scan;
+	for (unsigned i = 0; i < count && scan->count < NVML_MAX_GPUS; i++) {
+		nvmlDevice_t device;
+		struct gpu gpu = {0};
+		nvmlReturn_t result = nvml->calls.handle(i, &device);
+		if (result != NVML_SUCCESS)
+			say_ignored(nvml, i, result);
+		if (result != NVML_SUCCESS || !describe(nvml, device, device, i, &gpu))
+			continue;
+		gpu.divided = is_divided(&nvml->calls, device);
+		scan->gpus[scan->count++] = gpu;
+		if (gpu.divided)
+			scan_instances(nvml, device, i, scan);
+	}
+	return scan;
+}
+
+static const struct gpu *find_in(const struct nvml_scan *scan, const struct gpu *gpu)
+{
+	for (unsigned i = 0; i < scan->count; i++)
+		if (!memcmp(scan->gpus[i].uuid, gpu->uuid, sizeof(gpu->uuid)))
+			return &scan->gpus[i];
+	return NULL;
+}
+
+/* Whether the scan says that an instance does not exist: its GPU answered, and did not have it. */
+static bool says_gone(const struct nvml_scan *scan, const struct gpu *gpu)
+{
+	for (unsigned i = 0; i < scan->count; i++)
+		if (!scan->gpus[i].instance && scan->gpus[i].index == gpu->parent)
+			return !find_in(scan, gpu);
+	return false;
+}
+
+static struct gpu *place_for(struct nvml *nvml, bool (*is_used)(void *context, const struct gpu *),
+                             void *context)
+{
+	for (unsigned i = 0; i < nvml->gpu_count; i++)
+		if (nvml->gpus[i].gone && !is_used(context, &nvml->gpus[i]))
+			return &nvml->gpus[i];
+	return nvml->gpu_count < NVML_MAX_GPUS ? &nvml->gpus[nvml->gpu_count++] : NULL;
+}
+
+uint64_t nvml_merge(struct nvml *nvml, const struct nvml_scan *scan,
+                    bool (*is_used)(void *context, const struct gpu *gpu), void *context)
+{
+	uint64_t fresh = 0;
+	for (unsigned i = 0; i < nvml->gpu_count; i++)
+		if (nvml->gpus[i].instance)
+			nvml->gpus[i].gone = nvml->gpus[i].gone || says_gone(scan, &nvml->gpus[i]);
+	for (unsigned i = 0; i < scan->count; i++) {
+		struct gpu *gpu = nvml_find(nvml, scan->gpus[i].uuid);
+		if (gpu) {
+			gpu->divided = scan->gpus[i].divided;
+			gpu->gone = false;
+			continue;
+		}
+		gpu = place_for(nvml, is_used, context);
+		if (!gpu) {
+			if (!nvml->full)
+				log_event("%s is ignored: this arbiter knows %u GPUs and instances already",
+				          scan->gpus[i].uuid_text, NVML_MAX_GPUS);
+			nvml->full = true;
+			continue;
+		}
+		*gpu = scan->gpus[i];
+		fresh |= UINT64_C(1) << (gpu - nvml->gpus);
+	}
+	return fresh;
+}
+
+static bool is_unused(void *context, const struct gpu *gpu)
+{
+	(void)context;
+	(void)gpu;
+	return false;
+}
+
+static bool enumerate_gpus(struct nvml *nvml, struct failure *failure)
+{
+	unsigned count = 0;
+	nvmlReturn_t result = nvml->calls.count(&count);
 	if (result != NVML_SUCCESS)
 		return failure_set(failure, "nvml", "NVML cannot count the GPUs: %s",
 		                   nvml->error_string(result));
-	if (count > NVML_MAX_GPUS)
-		count = NVML_MAX_GPUS;
-	nvml->gpus = calloc(count ? count : 1, sizeof(*nvml->gpus));
-	if (!nvml->gpus)
+	nvml->gpus = calloc(NVML_MAX_GPUS, sizeof(*nvml->gpus));
+	struct nvml_scan *scan = nvml_scan(nvml);
+	if (!nvml->gpus || !scan) {
+		free(scan);
 		return failure_set(failure, "memory", "out of memory");
-	for (unsigned i = 0; i < count; i++) {
-		struct gpu gpu = {0};
-		if (describe_gpu(nvml, calls, i, &gpu))
-			nvml->gpus[nvml->gpu_count++] = gpu;
 	}
+	nvml_merge(nvml, scan, is_unused, NULL);
+	free(scan);
+	nvml->opened = true;
 	return true;
 }
 
@@ -158,23 +274,24 @@ bool nvml_open(struct nvml *nvml, const char *path, struct failure *failure)
 	nvml->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!nvml->library)
 		return failure_set(failure, "nvml", "NVML cannot be loaded: %s", dlerror());
-	struct enumeration calls;
+	struct nvml_calls *calls = &nvml->calls;
+	nvmlReturn_t (*version)(char *text, unsigned size);
 	const struct entry needed[] = {
 		{"nvmlInit_v2", &nvml->init},
 		{"nvmlShutdown", &nvml->shutdown},
 		{"nvmlErrorString", &nvml->error_string},
-		{"nvmlSystemGetDriverVersion", &calls.version},
-		{"nvmlDeviceGetCount_v2", &calls.count},
-		{"nvmlDeviceGetHandleByIndex_v2", &calls.handle},
+		{"nvmlSystemGetDriverVersion", &version},
+		{"nvmlDeviceGetCount_v2", &calls->count},
+		{"nvmlDeviceGetHandleByIndex_v2", &calls->handle},
 		{"nvmlDeviceGetHandleByUUID", &nvml->by_uuid},
-		{"nvmlDeviceGetUUID", &calls.uuid},
-		{"nvmlDeviceGetName", &calls.name},
-		{"nvmlDeviceGetPciInfo_v3", &calls.pci},
+		{"nvmlDeviceGetUUID", &calls->uuid},
+		{"nvmlDeviceGetName", &calls->name},
+		{"nvmlDeviceGetPciInfo_v3", &calls->pci},
 		{"nvmlDeviceGetMemoryInfo", &nvml->memory},
 	};
 	if (!look_up(nvml, needed, sizeof(needed) / sizeof(*needed), path, failure))
 		return false;
-	look_up_figures(nvml, &calls);
+	look_up_optional(nvml, calls);
 	void *memory_v2 = dlsym(nvml->library, "nvmlDeviceGetMemoryInfo_v2");
 	memcpy(&nvml->memory_v2, &memory_v2, sizeof(memory_v2));
 	nvml->compute_list = look_up_list(nvml, "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -191,9 +308,9 @@ bool nvml_open(struct nvml *nvml, const char *path, struct failure *failure)
 		return failure_set(failure, "nvml", "NVML (%s) does not start: %s", path,
 		                   nvml->error_string(result));
 	nvml->session_began = loop_now();
-	if (calls.version(nvml->driver_version, sizeof(nvml->driver_version)) != NVML_SUCCESS)
+	if (version(nvml->driver_version, sizeof(nvml->driver_version)) != NVML_SUCCESS)
 		*nvml->driver_version = 0;
-	return enumerate_gpus(nvml, &calls, failure);
+	return enumerate_gpus(nvml, failure);
 }
 
 void nvml_close(struct nvml *nvml)
@@ -212,6 +329,12 @@ struct gpu *nvml_find(struct nvml *nvml, const uint8_t uuid[16])
 		if (!memcmp(nvml->gpus[i].uuid, uuid, 16))
 			return &nvml->gpus[i];
 	return NULL;
+}
+
+struct gpu *nvml_find_present(struct nvml *nvml, const uint8_t uuid[16], bool instance)
+{
+	struct gpu *gpu = nvml_find(nvml, uuid);
+	return gpu && !gpu->gone && gpu->instance == instance ? gpu : NULL;
 }
 
 /* Entries of 16, 24 and 32 bytes begin alike, with the pid and the bytes. */
@@ -321,32 +444,49 @@ static void begin_session(struct nvml *nvml)
 	nvml->session_began = loop_now();
 	nvml->shutdown();
 	bool usable = nvml->init() == NVML_SUCCESS;
-	for (unsigned i = 0; i < nvml->gpu_count; i++) {
-		struct gpu *gpu = &nvml->gpus[i];
-		if (!usable || nvml->by_uuid(gpu->uuid_text, &gpu->device) != NVML_SUCCESS)
-			gpu->device = NULL;
+	for (unsigned i = 0; i < NVML_MAX_GPUS; i++) {
+		struct nvml_handle *handle = &nvml->handles[i];
+		if (*handle->uuid &&
+		    (!usable || nvml->by_uuid(handle->uuid, &handle->device) != NVML_SUCCESS))
+			handle->device = NULL;
 	}
 }
 
 /* Not every driver lists clients of MPS servers. But where there were some a list that fails says nothing: their
  * memory would be taken for free. */
-static bool append_mps_clients(struct nvml *nvml, struct gpu *gpu, size_t *used)
+static bool append_mps_clients(struct nvml *nvml, struct nvml_handle *handle, size_t *used)
 {
 	size_t before = *used;
-	if (nvml->mps_list && !append_clients(nvml, nvml->mps_list, true, gpu->device, used))
-		return !gpu->has_mps_clients;
-	gpu->has_mps_clients = *used > before;
+	if (nvml->mps_list && !append_clients(nvml, nvml->mps_list, true, handle->device, used))
+		return !handle->has_mps_clients;
+	handle->has_mps_clients = *used > before;
 	return true;
 }
 
-struct gpu_snapshot *nvml_snapshot(struct nvml *nvml, unsigned gpu)
+/* The GPU as NVML has it. One of an instance is asked for each time: it may have been made anew. */
+static struct nvml_handle *handle_of(struct nvml *nvml, unsigned gpu, const char *uuid)
 {
-	nvmlDevice_t device = nvml->gpus[gpu].device;
+	struct nvml_handle *handle = &nvml->handles[gpu];
+	if (strcmp(handle->uuid, uuid))
+		handle->has_mps_clients = false;
+	if (strcmp(handle->uuid, uuid) || aliquot_uuid_is_instance(uuid)) {
+		memcpy(handle->uuid, uuid, sizeof(handle->uuid));
+		if (nvml->by_uuid(uuid, &handle->device) != NVML_SUCCESS)
+			handle->device = NULL;
+	}
+	return handle;
+}
+
+struct gpu_snapshot *nvml_snapshot(struct nvml *nvml, unsigned gpu, const char *uuid)
+{
 	struct gpu_snapshot read = {.asked_at = loop_now()};
+	struct nvml_handle *handle = handle_of(nvml, gpu, uuid);
+	nvmlDevice_t device = handle->device;
 	uint64_t total;
 	size_t used = 0;
+	memcpy(read.uuid, uuid, sizeof(read.uuid));
 	read.told = device && append_clients(nvml, nvml->compute_list, true, device, &used) &&
-	            append_mps_clients(nvml, &nvml->gpus[gpu], &used);
+	            append_mps_clients(nvml, handle, &used);
 	/* Graphics processes are optional: not every driver lists them. */
 	if (read.told && nvml->graphics_list)
 		append_clients(nvml, nvml->graphics_list, false, device, &used);
@@ -354,7 +494,8 @@ struct gpu_snapshot *nvml_snapshot(struct nvml *nvml, unsigned gpu)
 		qsort(nvml->clients, used, sizeof(*nvml->clients), by_pid);
 	read.count = read.told ? merge_clients(nvml->clients, used) : 0;
 	read.knows_used = device && read_memory(nvml, device, &total, &read.used_bytes) == NVML_SUCCESS;
-	if (!read.knows_used && loop_now() > nvml->session_began + SESSION_NS)
+	if (!read.knows_used && !aliquot_uuid_is_instance(uuid) &&
+	    loop_now() > nvml->session_began + SESSION_NS)
 		begin_session(nvml); /* for the next snapshot */
 	struct gpu_snapshot *snapshot = malloc(sizeof(read) + read.count * sizeof(*read.clients));
 	if (!snapshot)

@@ -22,30 +22,53 @@ static void sleep_until(uint64_t when)
 		;
 }
 
-/* The GPUs that are wanted now; waits until there are any. 0: the thread shall end. */
-static uint64_t take_wanted(struct observer *observer)
+/* What the thread shall ask. */
+struct task {
+	bool scans;
+	uint64_t gpus;
+	char uuids[NVML_MAX_GPUS][ALIQUOT_UUID_TEXT_SIZE];
+};
+
+/* Waits until something is wanted; false: the thread shall end. */
+static bool take_task(struct observer *observer, struct task *task)
 {
 	pthread_mutex_lock(&observer->lock);
-	while (!observer->wanted && !observer->ends)
+	while (!observer->wanted && !observer->scans && !observer->ends)
 		pthread_cond_wait(&observer->changed, &observer->lock);
-	uint64_t gpus = observer->ends ? 0 : observer->wanted;
+	bool ends = observer->ends;
+	task->scans = observer->scans;
+	task->gpus = observer->wanted;
+	memcpy(task->uuids, observer->uuids, sizeof(task->uuids));
 	observer->wanted = 0;
+	observer->scans = false;
 	pthread_mutex_unlock(&observer->lock);
-	return gpus;
+	return !ends;
+}
+
+static void scan(struct observer *observer)
+{
+	atomic_store(&observer->asking_since, loop_now());
+	struct nvml_scan *found = nvml_scan(observer->nvml);
+	atomic_store(&observer->asking_since, 0);
+	free(atomic_exchange(&observer->scan, found));
+	eventfd_write(observer->news.fd, 1);
 }
 
 static void *observe(void *argument)
 {
 	struct observer *observer = argument;
-	uint64_t gpus, paced = 0; /* when the next round would come if all came at that pace */
-	while ((gpus = take_wanted(observer))) {
+	struct task task;
+	uint64_t paced = 0; /* when the next round would come if all came at that pace */
+	while (take_task(observer, &task)) {
 		uint64_t begun = loop_now();
 		paced = (paced > begun ? paced : begun) + ROUND_NS;
-		for (unsigned gpu = 0; gpus >> gpu; gpu++) {
-			if (!(gpus >> gpu & 1))
+		if (task.scans)
+			scan(observer);
+		for (unsigned gpu = 0; gpu < NVML_MAX_GPUS; gpu++) {
+			if (!(task.gpus >> gpu & 1) || !*task.uuids[gpu])
 				continue;
 			atomic_store(&observer->asking_since, loop_now());
-			struct gpu_snapshot *snapshot = nvml_snapshot(observer->nvml, gpu);
+			struct gpu_snapshot *snapshot = nvml_snapshot(observer->nvml, gpu, task.uuids[gpu]);
 			atomic_store(&observer->asking_since, 0);
 			if (!snapshot)
 				continue;
@@ -71,8 +94,53 @@ const struct gpu_snapshot *observer_latest(const struct observer *observer, unsi
 
 uint64_t observer_all(const struct observer *observer)
 {
-	unsigned count = observer->nvml->gpu_count;
-	return count < 64 ? (UINT64_C(1) << count) - 1 : UINT64_MAX;
+	uint64_t all = 0;
+	for (unsigned gpu = 0; gpu < observer->nvml->gpu_count; gpu++)
+		if (!observer->nvml->gpus[gpu].gone)
+			all |= UINT64_C(1) << gpu;
+	return all;
+}
+
+uint64_t observer_unseen(const struct observer *observer)
+{
+	uint64_t unseen = 0, all = observer_all(observer);
+	for (unsigned gpu = 0; gpu < observer->nvml->gpu_count; gpu++)
+		if (!observer->latest[gpu])
+			unseen |= all & UINT64_C(1) << gpu;
+	return unseen;
+}
+
+void observer_scan(struct observer *observer)
+{
+	pthread_mutex_lock(&observer->lock);
+	observer->scans = true;
+	pthread_cond_signal(&observer->changed);
+	pthread_mutex_unlock(&observer->lock);
+}
+
+/* Tells the thread the UUIDs of all entries. */
+static void tell_uuids(struct observer *observer)
+{
+	pthread_mutex_lock(&observer->lock);
+	for (unsigned gpu = 0; gpu < observer->nvml->gpu_count; gpu++)
+		memcpy(observer->uuids[gpu], observer->nvml->gpus[gpu].uuid_text,
+		       sizeof(observer->uuids[gpu]));
+	pthread_mutex_unlock(&observer->lock);
+}
+
+static void take_scan(struct observer *observer)
+{
+	struct nvml_scan *scan = atomic_exchange(&observer->scan, NULL);
+	if (!scan)
+		return;
+	uint64_t fresh = observer->on_scan(observer, scan);
+	for (unsigned gpu = 0; fresh >> gpu && gpu < NVML_MAX_GPUS; gpu++)
+		if (fresh >> gpu & 1) {
+			free(observer->latest[gpu]);
+			observer->latest[gpu] = NULL;
+		}
+	tell_uuids(observer);
+	free(scan);
 }
 
 void observer_want(struct observer *observer, uint64_t gpus)
@@ -169,10 +237,16 @@ static void on_news(struct watch *watch, uint32_t events)
 	eventfd_t ignored;
 	uint64_t fresh = 0;
 	eventfd_read(watch->fd, &ignored);
+	take_scan(observer);
 	for (unsigned gpu = 0; gpu < observer->nvml->gpu_count; gpu++) {
 		struct gpu_snapshot *snapshot = atomic_exchange(&observer->arrived[gpu], NULL);
 		if (!snapshot)
 			continue;
+		if (strcmp(snapshot->uuid,
+		           observer->nvml->gpus[gpu].uuid_text)) { /* of an earlier instance */
+			free(snapshot);
+			continue;
+		}
 		free(observer->latest[gpu]);
 		observer->latest[gpu] = snapshot;
 		fresh |= UINT64_C(1) << gpu;
@@ -182,23 +256,26 @@ static void on_news(struct watch *watch, uint32_t events)
 				wait->gpus &= ~(UINT64_C(1) << gpu);
 	}
 	call_done(observer, has_all, true);
-	for (unsigned gpu = 0; fresh >> gpu; gpu++)
+	for (unsigned gpu = 0; gpu < NVML_MAX_GPUS; gpu++)
 		if (fresh >> gpu & 1)
 			observer->on_snapshot(observer, gpu);
 }
 
 int observer_start(struct observer *observer, struct loop *loop, struct nvml *nvml,
-                   void (*on_snapshot)(struct observer *observer, unsigned gpu))
+                   void (*on_snapshot)(struct observer *observer, unsigned gpu),
+                   uint64_t (*on_scan)(struct observer *observer, const struct nvml_scan *scan))
 {
 	memset(observer, 0, sizeof(*observer));
 	observer->nvml = nvml;
 	observer->loop = loop;
 	observer->on_snapshot = on_snapshot;
+	observer->on_scan = on_scan;
 	observer->waits.next = observer->waits.previous = &observer->waits;
 	observer->timeout.fire = on_timeout;
 	observer->news = (struct watch){.fd = -1, .ready = on_news};
 	pthread_mutex_init(&observer->lock, NULL);
 	pthread_cond_init(&observer->changed, NULL);
+	tell_uuids(observer);
 	int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	if (fd < 0)
 		return -errno;
@@ -231,6 +308,7 @@ bool observer_stop(struct observer *observer)
 	}
 	loop_timer_stop(&observer->timeout);
 	loop_unwatch(observer->loop, &observer->news);
+	free(atomic_load(&observer->scan));
 	for (unsigned gpu = 0; gpu < NVML_MAX_GPUS; gpu++) {
 		free(observer->latest[gpu]);
 		free(atomic_load(&observer->arrived[gpu]));

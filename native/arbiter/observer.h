@@ -37,23 +37,35 @@ struct observer {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	uint64_t wanted; /* bit per GPU; with the lock */
-	bool ends;       /* with the lock */
+	bool scans;      /* it shall ask which GPUs there are; with the lock */
+	char uuids[NVML_MAX_GPUS][ALIQUOT_UUID_TEXT_SIZE]; /* of the GPUs; with the lock */
+	bool ends;                                         /* with the lock */
 	bool started;
 	_Atomic uint64_t asking_since; /* when the thread called NVML; 0: it does not ask */
 	struct gpu_snapshot *_Atomic arrived[NVML_MAX_GPUS];
+	struct nvml_scan *_Atomic scan; /* one that has arrived */
 	struct gpu_snapshot *latest[NVML_MAX_GPUS];
 	struct watch news; /* an eventfd: snapshots have arrived */
 	struct observer_wait waits;
 	struct timer timeout;
+	/* There is a new scan; the callback merges it. Returns the entries that are new. */
+	uint64_t (*on_scan)(struct observer *observer, const struct nvml_scan *scan);
 	/* There is a new snapshot of that GPU; the callers that waited for it have been called. */
 	void (*on_snapshot)(struct observer *observer, unsigned gpu);
 };
 
 /* 0, or -errno. */
 int observer_start(struct observer *observer, struct loop *loop, struct nvml *nvml,
-                   void (*on_snapshot)(struct observer *observer, unsigned gpu));
+                   void (*on_snapshot)(struct observer *observer, unsigned gpu),
+                   uint64_t (*on_scan)(struct observer *observer, const struct nvml_scan *scan));
 /* False: NVML is silent, so the thread is still inside it and NVML must not be closed. */
 bool observer_stop(struct observer *observer);
+
+/* Asks which GPUs there are, before the next snapshots. */
+void observer_scan(struct observer *observer);
+
+/* The GPUs of which there is no snapshot yet. */
+uint64_t observer_unseen(const struct observer *observer);
 
 /* Asks for new snapshots of those GPUs. */
 void observer_want(struct observer *observer, uint64_t gpus);
@@ -67,7 +79,7 @@ void observer_cancel(struct observer_wait *wait);
 /* The newest snapshot of a GPU; NULL: there is none yet. Valid until the callback returns. */
 const struct gpu_snapshot *observer_latest(const struct observer *observer, unsigned gpu);
 
-/* The bits of all GPUs. */
+/* The bits of all GPUs that are not gone. */
 uint64_t observer_all(const struct observer *observer);
 
 /* For how long NVML has not answered; 0: it is not silent. */

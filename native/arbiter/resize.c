@@ -34,7 +34,7 @@ static bool find_slice(struct grant *grant, const struct control_slice *asked,
 		                          .view = &grant->view->slices[i]};
 		return true;
 	}
-	aliquot_uuid_write(asked->uuid, uuid);
+	aliquot_uuid_write(asked->uuid, asked->instance, uuid);
 	return failure_set(failure, "no-such-slice", "grant %s has no slice of %s",
 	                   grant_name_for(grant, failure->reader), uuid);
 }

@@ -73,6 +73,11 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 	json_string(out, "uuid", gpu->uuid_text);
 	json_string(out, "name", gpu->name);
 	json_string(out, "pci_bus_id", gpu->pci_bus_id);
+	json_bool(out, "mig", gpu->divided);
+	if (gpu->instance)
+		json_number(out, "instance_of", gpu->parent);
+	else
+		json_string(out, "instance_of", NULL);
 	json_number(out, "memory_bytes", gpu->memory_bytes);
 	json_number(out, "used_bytes", snapshot && snapshot->knows_used ? snapshot->used_bytes : 0);
 	json_bool(out, "answers", snapshot && snapshot->knows_used);
@@ -93,7 +98,7 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 static void write_uuid(const struct aliquot_slice_limits *slice, struct json *out)
 {
 	char uuid[ALIQUOT_UUID_TEXT_SIZE];
-	aliquot_uuid_write(slice->uuid, uuid);
+	aliquot_uuid_write(slice->uuid, slice->instance, uuid);
 	json_string(out, "gpu", uuid);
 }
 
@@ -311,7 +316,8 @@ void status_write(struct arbiter *arbiter, uint32_t uid, struct json *out)
 	json_string(out, "driver_version", arbiter->nvml.driver_version);
 	json_open(out, "gpus", '[');
 	for (unsigned i = 0; i < arbiter->nvml.gpu_count; i++)
-		write_gpu(arbiter, &arbiter->nvml.gpus[i], out);
+		if (!arbiter->nvml.gpus[i].gone || grants_use_gpu(arbiter, &arbiter->nvml.gpus[i]))
+			write_gpu(arbiter, &arbiter->nvml.gpus[i], out);
 	json_close(out, ']');
 	json_open(out, "grants", '[');
 	for (struct grant *grant = arbiter->grants; grant; grant = grant->next)

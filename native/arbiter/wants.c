@@ -109,12 +109,12 @@ bool wants_add(struct arbiter *arbiter, uint32_t uid, const struct control_reque
 	for (uint32_t i = 0; i < request->slice_count; i++) {
 		const struct control_slice *asked = &request->slices[i];
 		bool is_background = asked->priority == ALIQUOT_BACKGROUND;
-		struct want want = {.gpu = nvml_find(&arbiter->nvml, asked->uuid),
+		struct want want = {.gpu = nvml_find_present(&arbiter->nvml, asked->uuid, asked->instance),
 		                    .bytes = asked->memory_bytes,
 		                    .percent = is_background ? 0 : asked->compute_percent,
 		                    .until = loop_now() + WANT_NS};
 		char uuid[ALIQUOT_UUID_TEXT_SIZE];
-		aliquot_uuid_write(asked->uuid, uuid);
+		aliquot_uuid_write(asked->uuid, asked->instance, uuid);
 		if (!want.gpu)
 			return failure_set(failure, "no-such-gpu", "this machine has no GPU %s", uuid);
 		note(arbiter, &want);

@@ -27,10 +27,10 @@ static uint32_t slice_by_item(const struct aliquot_limits *limits, const uint32_
                               const char *item, size_t length)
 {
 	uint32_t found = limits->slice_count;
-	if (length > 4 && strncmp(item, "GPU-", 4) == 0) {
+	if (length > 4 && (strncmp(item, "GPU-", 4) == 0 || strncmp(item, "MIG-", 4) == 0)) {
 		for (uint32_t i = 0; i < limits->slice_count; i++) {
 			char text[ALIQUOT_UUID_TEXT_SIZE];
-			aliquot_uuid_write(limits->slices[i].uuid, text);
+			aliquot_uuid_write(limits->slices[i].uuid, limits->slices[i].instance, text);
 			if (length < ALIQUOT_UUID_TEXT_SIZE && strncmp(text, item, length) == 0) {
 				if (found != limits->slice_count)
 					return limits->slice_count; /* the beginning of two */
@@ -69,7 +69,7 @@ void visible_devices(const struct aliquot_limits *limits, const char *wanted, co
 			break; /* like the driver: whatever follows an unknown GPU is not seen */
 		if (count++)
 			*at++ = ',';
-		aliquot_uuid_write(limits->slices[slice].uuid, at);
+		aliquot_uuid_write(limits->slices[slice].uuid, limits->slices[slice].instance, at);
 		at += strlen(at);
 	}
 }

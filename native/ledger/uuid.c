@@ -1,9 +1,11 @@
-/* Parses and writes the UUID of a GPU. */
+/* Parses and writes the UUID of a GPU or of an instance. */
 #include "aliquot/uuid.h"
 
 #include <string.h>
 
 static const char form[] = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+static const char instance_prefix[] = "MIG-";
+#define PREFIX_LENGTH 4u
 
 _Static_assert(sizeof(form) == ALIQUOT_UUID_TEXT_SIZE, "one form");
 
@@ -23,7 +25,9 @@ bool aliquot_uuid_parse(const char *text, size_t length, uint8_t uuid[16])
 	if (length != ALIQUOT_UUID_TEXT_LENGTH)
 		return false;
 	unsigned digits = 0;
-	for (size_t i = 0; i < length; i++) {
+	if (memcmp(text, form, PREFIX_LENGTH) && memcmp(text, instance_prefix, PREFIX_LENGTH))
+		return false;
+	for (size_t i = PREFIX_LENGTH; i < length; i++) {
 		if (form[i] != 'x') {
 			if (text[i] != form[i])
 				return false;
@@ -38,10 +42,12 @@ bool aliquot_uuid_parse(const char *text, size_t length, uint8_t uuid[16])
 	return true;
 }
 
-void aliquot_uuid_write(const uint8_t uuid[16], char text[ALIQUOT_UUID_TEXT_SIZE])
+void aliquot_uuid_write(const uint8_t uuid[16], bool instance, char text[ALIQUOT_UUID_TEXT_SIZE])
 {
 	static const char digits[] = "0123456789abcdef";
 	memcpy(text, form, ALIQUOT_UUID_TEXT_SIZE);
+	if (instance)
+		memcpy(text, instance_prefix, PREFIX_LENGTH);
 	unsigned done = 0;
 	for (size_t i = 0; i < ALIQUOT_UUID_TEXT_LENGTH; i++) {
 		if (form[i] != 'x')

@@ -62,6 +62,21 @@ nvmlReturn_t hook_index(__typeof__(&nvmlDeviceGetIndex) real, nvmlDevice_t devic
 	return result;
 }
 
+/* An instance of a GPU (MIG) is at its GPU's address, which the driver may say of the GPU alone. */
+nvmlReturn_t hook_pci(__typeof__(&nvmlDeviceGetPciInfo_v3) real, nvmlDevice_t device,
+                      nvmlPciInfo_t *pci)
+{
+	nvmlReturn_t result = real(device, pci);
+	uint32_t slice = result == NVML_SUCCESS ? VIEW_NO_SLICE : view_slice(device);
+	__typeof__(&nvmlDeviceGetDeviceHandleFromMigDeviceHandle) find_gpu = REAL(
+		nvmlDeviceGetDeviceHandleFromMigDeviceHandle);
+	nvmlDevice_t gpu;
+	if (slice == VIEW_NO_SLICE || !view_open()->limits->slices[slice].instance || !find_gpu ||
+	    find_gpu(device, &gpu) != NVML_SUCCESS)
+		return result;
+	return real(gpu, pci);
+}
+
 FORWARD_EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 {
 	forward_begin();

@@ -71,7 +71,8 @@ const struct view *view_open(void)
 nvmlReturn_t view_device(uint32_t slice, nvmlDevice_t *out)
 {
 	char uuid[ALIQUOT_UUID_TEXT_SIZE];
-	aliquot_uuid_write(opened->limits->slices[slice].uuid, uuid);
+	aliquot_uuid_write(opened->limits->slices[slice].uuid, opened->limits->slices[slice].instance,
+	                   uuid);
 	return REAL(nvmlDeviceGetHandleByUUID)(uuid, out);
 }
 
@@ -81,7 +82,8 @@ uint32_t view_slice(nvmlDevice_t device)
 	if (!view_open() || REAL(nvmlDeviceGetUUID)(device, theirs, sizeof(theirs)) != NVML_SUCCESS)
 		return VIEW_NO_SLICE;
 	for (uint32_t i = 0; i < opened->limits->slice_count; i++) {
-		aliquot_uuid_write(opened->limits->slices[i].uuid, ours);
+		aliquot_uuid_write(opened->limits->slices[i].uuid, opened->limits->slices[i].instance,
+		                   ours);
 		if (strcmp(theirs, ours) == 0)
 			return i;
 	}

@@ -232,7 +232,7 @@ def gpus(*, simulate: str | None = None) -> tuple[GpuInfo, ...]:
     except ArbiterError:  # none runs: nothing is granted
         slices.prepare(state)
         found = devices.read_inventory(state.driver()).gpus
-    return tuple(_gpu_info(SharedGpu(gpu, 0, ())) for gpu in found)
+    return tuple(_gpu_info(SharedGpu(gpu, 0, ())) for gpu in found if not gpu.mig)
 
 
 def grants(*, simulate: str | None = None) -> tuple[Grant, ...]:

@@ -162,7 +162,7 @@ class TestMake:
             f"make name=a slice={GPU},memory={GIB},colour=red",
             f"make name=a slice={GPU},memory={GIB},",
             f"make name=a slice={GPU[:-1]},memory={GIB}",
-            f"make name=a slice={GPU.replace('GPU', 'MIG')},memory={GIB}",
+            f"make name=a slice={GPU.replace('GPU', 'MIX')},memory={GIB}",
             f"make name=a slice={GPU},memory={GIB} slice={GPU},memory={GIB}",
             f"make name=a kept=0 slice={GPU},memory={GIB}",
             f"make name=a kept=1 kept=1 slice={GPU},memory={GIB}",

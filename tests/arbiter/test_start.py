@@ -44,6 +44,8 @@ class TestStart:
             "uuid": GPU,
             "name": 'Fake "GPU" 0',
             "pci_bus_id": "00000000:00:00.0",
+            "mig": False,
+            "instance_of": None,
             "memory_bytes": USABLE,
             "used_bytes": 0,
             "answers": True,

@@ -31,7 +31,6 @@ def test_programs_of_one_user_are_clients_of_one_server(tenants: Tenants, cli: C
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--isolation", "hardware", "--memory", "1GiB"), "Ask for a whole GPU"),
         ((*PART, "--swap"), "exclude each other"),
         ((*PART, "--spill", "1GiB"), "exclude each other"),
         ((*PART, "--together", "ring"), "exclude each other"),

@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-MAGIC, VERSION = 0x31304D4953514C41, 6
-MAX_GPUS, MAX_PROCESSES, MAX_ENDED, MAX_SEATS, BUCKETS = 16, 1024, 256, 4096, 16
+MAGIC, VERSION = 0x31304D4953514C41, 7
+GPUS, INSTANCES = 16, 56
+UNITS = GPUS + INSTANCES
+MAX_PROCESSES, MAX_ENDED, MAX_SEATS, BUCKETS = 1024, 256, 4096, 16
 MAX_SHARES = 8192
 NONE, NEVER = (1 << 32) - 1, (1 << 64) - 1
 QUEUED = 1
@@ -62,12 +64,12 @@ class Process(ctypes.Structure):
         ("worker", ctypes.c_int32),
         ("lost", U32),
         ("reserved", U32 * 2),
-        ("usage", Usage * MAX_GPUS),
+        ("usage", Usage * UNITS),
     )
 
 
 class Ended(ctypes.Structure):
-    _fields_ = (("pid", ctypes.c_int32), ("reserved", U32), ("busy_ns", U64 * MAX_GPUS))
+    _fields_ = (("pid", ctypes.c_int32), ("reserved", U32), ("busy_ns", U64 * UNITS))
 
 
 class Seat(ctypes.Structure):
@@ -108,6 +110,21 @@ class Share(ctypes.Structure):
     )
 
 
+class Instance(ctypes.Structure):
+    _fields_ = (("used", U32), ("gpu", U32), ("id", U32), ("profile", U32), ("start", U32))
+
+
+class Compute(ctypes.Structure):
+    _fields_ = (
+        ("used", U32),
+        ("instance", U32),
+        ("id", U32),
+        ("start", U32),
+        ("slices", U32),
+        ("uuid", ctypes.c_uint8 * 16),
+    )
+
+
 class Beginning(ctypes.Structure):
     """What the file begins with: how many GPUs and entries of processes there are."""
 
@@ -127,7 +144,7 @@ class Times(Beginning):
     """All but the memory that processes share, which is most of the file."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("gpus", Engine * MAX_GPUS),
+        ("gpus", Engine * UNITS),
         ("processes", Process * MAX_PROCESSES),
         ("ended_count", U64),
         ("ended", Ended * MAX_ENDED),
@@ -144,6 +161,10 @@ class Map(Times):
         ("reserved", U32),
         ("share_ids", U64 * MAX_SHARES),
         ("shares", Share * MAX_SHARES),
+        ("mig", U32 * GPUS),
+        ("instances", Instance * INSTANCES),
+        ("computes", Compute * INSTANCES),
+        ("computes_high", U32),
     )
 
 

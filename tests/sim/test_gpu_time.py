@@ -23,6 +23,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "sim_request": gpu_time.Request,
     "sim_gpu": gpu_time.Engine,
     "sim_share": gpu_time.Share,
+    "sim_instance": gpu_time.Instance,
+    "sim_compute": gpu_time.Compute,
     "sim_map": gpu_time.Map,
 }
 

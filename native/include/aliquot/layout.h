@@ -96,7 +96,7 @@ struct aliquot_slice_limits {
 	_Atomic uint32_t
 		refused; /* the value of `residence` at which calls that ask for memory are out of memory
 	                                 instead of waiting; 0: none */
-	uint32_t reserved[1];
+	uint32_t instance; /* 1: of an instance of a GPU (MIG), whose UUID is written "MIG-..." */
 };
 
 #define ALIQUOT_LEAVE_WHOLE 65536u

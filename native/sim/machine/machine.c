@@ -1,11 +1,13 @@
 /* The entries, sums and locks in the machine's file. See machine.h. */
 #include "machine.h"
 
+#include "mig.h"
 #include "schedule.h"
 #include "share.h"
 
 #include <fcntl.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <time.h>
@@ -29,7 +31,7 @@ static uint64_t own_token(void)
 
 static void add_up(struct sim_map *map)
 {
-	for (uint32_t g = 0; g < map->count; g++) {
+	for (uint32_t g = 0; g < machine_units(map); g++) {
 		uint64_t used = 0, busy_ns = map->gpus[g].ended_ns;
 		for (uint32_t i = 0; i < map->high; i++) {
 			const struct sim_usage *usage = &map->processes[i].usage[g];
@@ -152,7 +154,7 @@ static void clear_entry(struct sim_map *map, struct sim_process *p)
 	bool on_gpus = machine_on_gpus(p);
 	ended->pid = p->pid;
 	p->used = 0;
-	for (uint32_t g = 0; g < map->count; g++) {
+	for (uint32_t g = 0; g < machine_units(map); g++) {
 		const struct sim_usage *usage = &p->usage[g];
 		ended->busy_ns[g] = usage->busy_ns;
 		map->gpus[g].ended_ns += usage->busy_ns;
@@ -168,7 +170,7 @@ void machine_reap(struct machine *m)
 		struct sim_process *p = &m->map->processes[i];
 		if (!p->used || machine_pid(m, i))
 			continue;
-		for (uint32_t g = 0; g < m->map->count; g++)
+		for (uint32_t g = 0; g < machine_units(m->map); g++)
 			schedule_leave(m->map, g, i, machine_now());
 		share_forget(m->map, i);
 		clear_entry(m->map, p);
@@ -200,7 +202,7 @@ bool machine_enter(struct machine *m)
 		struct sim_process *p = &m->map->processes[slot];
 		struct timespec now;
 		clock_gettime(CLOCK_REALTIME, &now);
-		memset(p, 0, offsetof(struct sim_process, usage[m->map->count]));
+		memset(p, 0, sizeof(*p));
 		p->pid = getpid();
 		p->token = own_token();
 		p->since_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
@@ -213,14 +215,60 @@ bool machine_enter(struct machine *m)
 	return slot != SIM_NONE;
 }
 
-uint64_t machine_capacity(const struct machine *m)
+uint32_t machine_gpu(const struct sim_map *map, uint32_t unit)
 {
-	return m->shape.memory - m->shape.reserved - BASELINE;
+	const struct sim_instance *instance = mig_instance(map, unit);
+	return instance ? instance->gpu : unit;
+}
+
+uint64_t machine_memory(const struct machine *m, uint32_t unit)
+{
+	const struct sim_instance *instance = mig_instance(m->map, unit);
+	return instance ? m->shape.profiles[instance->profile].memory : m->shape.memory;
+}
+
+uint64_t machine_reserved(const struct machine *m, uint32_t unit)
+{
+	return mig_instance(m->map, unit) ? 0 : m->shape.reserved;
+}
+
+uint32_t machine_sms(const struct machine *m, uint32_t unit)
+{
+	const struct sim_instance *instance = mig_instance(m->map, unit);
+	if (!instance)
+		return m->shape.sms;
+	const struct sim_profile *profile = &m->shape.profiles[instance->profile];
+	return profile->sms * m->map->computes[unit - m->map->count].slices / profile->slices;
+}
+
+bool machine_linked(const struct machine *m, uint32_t a, uint32_t b)
+{
+	return a < m->map->count && b < m->map->count && shape_linked(&m->shape, a, b);
+}
+
+uint64_t machine_capacity(const struct machine *m, uint32_t unit)
+{
+	if (mig_is_gone(m->map, unit))
+		return 0;
+	return machine_memory(m, unit) - machine_reserved(m, unit) - BASELINE;
+}
+
+/* Compute instances of one GPU instance share its memory; a GPU in MIG mode has what its units have. */
+static uint64_t used_bytes(const struct machine *m, uint32_t unit)
+{
+	const struct sim_instance *own = mig_instance(m->map, unit);
+	uint64_t used = own ? 0 : m->map->gpus[unit].used;
+	for (uint32_t other = m->map->count; other < machine_units(m->map); other++) {
+		const struct sim_instance *theirs = mig_instance(m->map, other);
+		if (theirs && (own ? theirs == own : theirs->gpu == unit))
+			used += m->map->gpus[other].used;
+	}
+	return used;
 }
 
 static uint64_t free_bytes(const struct machine *m, uint32_t gpu)
 {
-	uint64_t capacity = machine_capacity(m), used = m->map->gpus[gpu].used;
+	uint64_t capacity = machine_capacity(m, gpu), used = used_bytes(m, gpu);
 	return used < capacity ? capacity - used : 0;
 }
 
@@ -313,13 +361,13 @@ void machine_count_contexts(struct machine *m, uint32_t gpu, int change)
 void machine_checkpoint(struct machine *m, struct sim_process *p)
 {
 	__atomic_store_n(&p->state, SIM_CHECKPOINTED, __ATOMIC_SEQ_CST);
-	for (uint32_t g = 0; g < m->map->count; g++)
+	for (uint32_t g = 0; g < machine_units(m->map); g++)
 		m->map->gpus[g].used -= p->usage[g].bytes + p->usage[g].managed;
 }
 
 static bool fits(const struct machine *m, const struct sim_process *p)
 {
-	for (uint32_t g = 0; g < m->map->count; g++)
+	for (uint32_t g = 0; g < machine_units(m->map); g++)
 		if (free_bytes(m, g) < p->usage[g].bytes + p->usage[g].managed)
 			return false;
 	return true;
@@ -332,7 +380,7 @@ bool machine_restore(struct machine *m, struct sim_process *p)
 	if (!fits(m, p))
 		return false;
 	__atomic_store_n(&p->state, SIM_LOCKED, __ATOMIC_SEQ_CST);
-	for (uint32_t g = 0; g < m->map->count; g++)
+	for (uint32_t g = 0; g < machine_units(m->map); g++)
 		m->map->gpus[g].used += p->usage[g].bytes + p->usage[g].managed;
 	return true;
 }
@@ -341,13 +389,17 @@ uint64_t machine_used(struct machine *m, uint32_t gpu)
 {
 	machine_lock(m);
 	machine_reap(m);
-	uint64_t used = m->map->gpus[gpu].used;
+	uint64_t used = used_bytes(m, gpu);
 	machine_unlock(m);
 	return used + BASELINE;
 }
 
 void machine_uuid(const struct machine *m, uint32_t gpu, uint8_t uuid[16])
 {
+	if (gpu >= m->map->count) {
+		memcpy(uuid, m->map->computes[gpu - m->map->count].uuid, 16);
+		return;
+	}
 	uint64_t words[2];
 	uint64_t h = m->map->seed + 0x9e3779b97f4a7c15ull * (gpu + 1);
 	for (int i = 0; i < 2; i++) {
@@ -360,4 +412,13 @@ void machine_uuid(const struct machine *m, uint32_t gpu, uint8_t uuid[16])
 	memcpy(uuid, words, 16);
 	uuid[6] = (uint8_t)((uuid[6] & 0x0f) | 0x40);
 	uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
+}
+
+void machine_uuid_text(const struct machine *m, uint32_t gpu, char out[48])
+{
+	uint8_t u[16];
+	machine_uuid(m, gpu, u);
+	snprintf(out, 48, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+	         gpu < m->map->count ? "GPU" : "MIG", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7],
+	         u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
 }

@@ -21,6 +21,11 @@
  *
  * Upgrade. A file of another version is made anew when no process has it open any more.
  *
+ * MIG (mig.h). A GPU in MIG mode is divided into GPU instances, and each of those into compute instances.
+ * What a program uses is a *unit*: a GPU that is not in MIG mode, or a compute instance. Units have one
+ * numbering: GPUs have their index, and the compute instance in entry N of `computes` has the number
+ * `count` + N. Everything below that takes a `gpu` takes a unit.
+ *
  * Guarantees: the sum of what processes use never exceeds a GPU's capacity. What a dead process used is
  * free for the next process that looks. A GPU's busy time is the sum of its processes', including those
  * that have ended. The last SIM_ENDED processes that ended can still be read about.
@@ -35,8 +40,10 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC 0x31304d4953514c41ull /* "ALQSIM01" */
-#define SIM_VERSION 6u
+#define SIM_VERSION 7u
 #define SIM_MOUNTED "/run/aliquot/machine"
+#define SIM_MAX_INSTANCES 56u /* of eight GPUs */
+#define SIM_UNITS (SIM_MAX_GPUS + SIM_MAX_INSTANCES)
 #define SIM_MAX_PROCESSES 1024u
 #define SIM_SEATS 4096u
 #define SIM_TURNS (1u << 19) /* how often a seat is taken before its tickets repeat */
@@ -81,14 +88,14 @@ struct sim_process {
 	int32_t worker;    /* thread id of its worker, in its own pid namespace; 0: none yet */
 	uint32_t lost;     /* 1: a restore failed for lack of memory, so every later one fails */
 	uint32_t reserved[2];
-	struct sim_usage usage[SIM_MAX_GPUS];
+	struct sim_usage usage[SIM_UNITS];
 };
 
 /* A process that has ended. */
 struct sim_ended {
 	int32_t pid;
 	uint32_t reserved;
-	uint64_t busy_ns[SIM_MAX_GPUS];
+	uint64_t busy_ns[SIM_UNITS];
 };
 
 /* One for each library that has the file open. A ticket for the file's lock is a seat with its turn, so
@@ -123,6 +130,24 @@ struct sim_gpu {
 	struct sim_request requests[SIM_MAX_PROCESSES];
 };
 
+/* A GPU instance: memory slices of a GPU in MIG mode, and multiprocessors. */
+struct sim_instance {
+	uint32_t used; /* written last when it is made */
+	uint32_t gpu;
+	uint32_t id;      /* unique on the GPU */
+	uint32_t profile; /* index in the shape */
+	uint32_t start;   /* its first memory slice */
+};
+
+/* A compute instance: compute slices of a GPU instance, whose memory it shares with the others there. */
+struct sim_compute {
+	uint32_t used;
+	uint32_t instance; /* index of its GPU instance */
+	uint32_t id;       /* unique in the GPU instance */
+	uint32_t start, slices;
+	uint8_t uuid[16];
+};
+
 /* Device memory that several processes hold (share.h). */
 struct sim_share {
 	uint64_t bytes;
@@ -140,7 +165,7 @@ struct sim_map {
 	uint32_t high; /* entries from this slot on were never used */
 	uint64_t seed; /* for the GPUs' UUIDs */
 	struct sim_lock lock;
-	struct sim_gpu gpus[SIM_MAX_GPUS];
+	struct sim_gpu gpus[SIM_UNITS];
 	struct sim_process processes[SIM_MAX_PROCESSES];
 	uint64_t ended_count; /* in total; the newest is at (ended_count - 1) % SIM_ENDED */
 	struct sim_ended ended[SIM_ENDED];
@@ -150,6 +175,10 @@ struct sim_map {
 	uint32_t reserved;
 	uint64_t share_ids[SIM_SHARES]; /* 0: a free entry */
 	struct sim_share shares[SIM_SHARES];
+	uint32_t mig[SIM_MAX_GPUS]; /* 1: the GPU is in MIG mode */
+	struct sim_instance instances[SIM_MAX_INSTANCES];
+	struct sim_compute computes[SIM_MAX_INSTANCES];
+	uint32_t computes_high; /* entries from this one on were never used */
 };
 
 struct machine {
@@ -181,8 +210,26 @@ bool machine_ticket_lives(void *machine, uint32_t ticket);
 /* Gives this process an entry; false: all are taken. */
 bool machine_enter(struct machine *m);
 
-/* Bytes of each GPU that programs can allocate. */
-uint64_t machine_capacity(const struct machine *m);
+/* How many units there are, with those that were destroyed. */
+static inline uint32_t machine_units(const struct sim_map *map)
+{
+	return map->count + map->computes_high;
+}
+
+/* The GPU that a unit is, or is a part of. */
+uint32_t machine_gpu(const struct sim_map *map, uint32_t unit);
+
+/* A unit's memory, as NVML's total, and what no program gets of it. */
+uint64_t machine_memory(const struct machine *m, uint32_t unit);
+uint64_t machine_reserved(const struct machine *m, uint32_t unit);
+
+uint32_t machine_sms(const struct machine *m, uint32_t unit);
+
+/* Whether one unit can access another one's memory. */
+bool machine_linked(const struct machine *m, uint32_t a, uint32_t b);
+
+/* Bytes of a unit that programs can allocate. */
+uint64_t machine_capacity(const struct machine *m, uint32_t unit);
 
 /* Takes `bytes` of the GPU for this process; false: so many are not free, and nothing changed. */
 bool machine_take(struct machine *m, uint32_t gpu, uint64_t bytes);
@@ -201,7 +248,7 @@ void machine_give_managed(struct machine *m, uint32_t gpu, uint64_t bytes);
 
 void machine_count_contexts(struct machine *m, uint32_t gpu, int change);
 
-/* Bytes in use of the GPU, without those of dead processes. */
+/* Bytes in use of the unit, or of all units of a GPU in MIG mode, without those of dead processes. */
 uint64_t machine_used(struct machine *m, uint32_t gpu);
 
 /* Clears the entries of dead processes. Precondition: the file's lock is held. */
@@ -228,5 +275,8 @@ static inline bool machine_on_gpus(const struct sim_process *p)
 }
 
 void machine_uuid(const struct machine *m, uint32_t gpu, uint8_t uuid[16]);
+
+/* The same as text: "GPU-..." or "MIG-...". */
+void machine_uuid_text(const struct machine *m, uint32_t gpu, char out[48]);
 
 #endif

@@ -1,6 +1,8 @@
 /* Opens the machine's file, or creates it. See machine.h. */
 #include "machine.h"
 
+#include "mig.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -33,7 +35,8 @@ static void fill(struct sim_map *map, const struct sim_shape *shape, const char 
 	memcpy(map->model, shape->model, sizeof(map->model));
 	map->count = shape->count;
 	map->seed = hash(0xcbf29ce484222325ull, folder);
-	for (uint32_t g = 0; g < SIM_MAX_GPUS; g++)
+	mig_choose(map, shape, getenv("ALIQUOT_SIMULATE_MIG"));
+	for (uint32_t g = 0; g < SIM_UNITS; g++)
 		map->gpus[g].running = map->gpus[g].last = SIM_NONE;
 }
 

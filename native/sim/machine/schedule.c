@@ -172,7 +172,7 @@ void schedule_leave(struct sim_map *map, uint32_t index, uint32_t slot, uint64_t
 
 void schedule_repair(struct sim_map *map)
 {
-	for (uint32_t g = 0; g < map->count; g++) {
+	for (uint32_t g = 0; g < machine_units(map); g++) {
 		struct sim_gpu *gpu = &map->gpus[g];
 		if (gpu->running != SIM_NONE && gpu->requests[gpu->running].state == SIM_IDLE)
 			gpu->running = SIM_NONE;

@@ -46,6 +46,22 @@ static void read_links(struct sim_shape *s, const char *value)
 	                                     : SIM_PCIE;
 }
 
+/* Reads NAME KIND ID SLICES SMS MIB MOST SIZE@START,START,... */
+static void read_profile(struct sim_shape *s, const char *value)
+{
+	struct sim_profile p = {0};
+	unsigned long long mib;
+	int at = 0;
+	if (s->profile_count == SIM_MAX_PROFILES ||
+	    sscanf(value, "%15s %u %u %u %u %llu %u %u%n", p.name, &p.kind, &p.id, &p.slices, &p.sms,
+	           &mib, &p.most, &p.size, &at) != 8)
+		return;
+	p.memory = mib * MIB;
+	for (const char *next = value + at; *next == '@' || *next == ','; next += 2)
+		p.starts |= 1u << (next[1] - '0');
+	s->profiles[s->profile_count++] = p;
+}
+
 static void read_setting(struct sim_shape *s, const char *key, const char *value)
 {
 	uint64_t number = strtoull(value, NULL, 10);
@@ -85,6 +101,8 @@ static void read_setting(struct sim_shape *s, const char *key, const char *value
 		read_list(value, 10, s->numa);
 	else if (!strcmp(key, "switch"))
 		s->on_switch = (uint32_t)number;
+	else if (!strcmp(key, "mig"))
+		read_profile(s, value);
 }
 
 /* Reads the section of s->model; false: there is none. */

@@ -11,8 +11,24 @@
 #include <stdint.h>
 
 #define SIM_MAX_GPUS 16u
+#define SIM_MAX_PROFILES 8u
+#define SIM_MEMORY_SLICES 8u  /* of a GPU in MIG mode */
+#define SIM_COMPUTE_SLICES 7u /* and what its instances have together at most */
 
 enum sim_links { SIM_PCIE, SIM_PAIRS, SIM_NVSWITCH };
+
+/* A profile of GPU instances: what one of them gets of a GPU. */
+struct sim_profile {
+	char name[16];   /* 1g.10gb */
+	uint32_t kind;   /* NVML_GPU_INSTANCE_PROFILE_* */
+	uint32_t id;     /* as in nvidia-smi mig -lgip */
+	uint32_t slices; /* of compute */
+	uint32_t sms;    /* multiprocessors */
+	uint64_t memory; /* bytes */
+	uint32_t most;   /* instances of it on one GPU */
+	uint32_t size;   /* memory slices */
+	uint32_t starts; /* bit N: an instance may begin at memory slice N */
+};
 
 struct sim_shape {
 	char model[16];
@@ -34,6 +50,8 @@ struct sim_shape {
 	uint32_t buses[SIM_MAX_GPUS];
 	uint32_t numa[SIM_MAX_GPUS];
 	uint32_t on_switch;
+	uint32_t profile_count; /* 0: the model has no MIG */
+	struct sim_profile profiles[SIM_MAX_PROFILES];
 };
 
 /* The shape for MODEL:COUNT, or MODEL for one GPU; false: `why` says what is missing or wrong. */

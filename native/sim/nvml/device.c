@@ -1,4 +1,5 @@
 /* Identity of a device: name, UUID, serial number, PCI address. */
+#include "machine/mig.h"
 #include "nvml/nvml_sim.h"
 
 #include <stdio.h>
@@ -11,33 +12,37 @@ static const struct sim_shape *shape(void)
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
-	NVML_DEVICE(index, device);
-	return nvml_copy_text(name, length, shape()->name);
+	NVML_UNIT(unit, device);
+	char own[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
+	mig_name(&nvml.machine, unit, own, sizeof(own));
+	return nvml_copy_text(name, length, own);
 }
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	char own[48];
-	nvml_uuid(index, own);
+	machine_uuid_text(&nvml.machine, unit, own);
 	return nvml_copy_text(uuid, length, own);
 }
 
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *out)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	NVML_NEED(out);
-	*out = index;
+	*out = nvml_index(unit);
 	return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 {
+	NVML_DEVICE(index, device);
 	return nvmlDeviceGetIndex(device, minor);
 }
 
 nvmlReturn_t nvmlDeviceGetModuleId(nvmlDevice_t device, unsigned int *module)
 {
+	NVML_DEVICE(index, device);
 	return nvmlDeviceGetIndex(device, module);
 }
 
@@ -148,7 +153,7 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
 
 nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *cores)
 {
-	NVML_DEVICE(index, device);
+	NVML_WHOLE(index, device);
 	NVML_NEED(cores);
 	*cores = shape()->sms * shape()->cores;
 	return NVML_SUCCESS;

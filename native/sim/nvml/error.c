@@ -42,6 +42,8 @@ const char *nvmlErrorString(nvmlReturn_t result)
 		return "GPU access blocked by the operating system";
 	case NVML_ERROR_LIB_RM_VERSION_MISMATCH:
 		return "Driver/library version mismatch";
+	case NVML_ERROR_INSUFFICIENT_RESOURCES:
+		return "Insufficient Resources";
 	case NVML_ERROR_IN_USE:
 		return "In use by another client";
 	case NVML_ERROR_MEMORY:

@@ -1,4 +1,5 @@
 /* Start and end of NVML, versions, and device handles by index, UUID, PCI address and serial. */
+#include "machine/mig.h"
 #include "nvml/nvml_sim.h"
 
 #include <fcntl.h>
@@ -22,7 +23,7 @@ static bool open_machine(void)
 	struct driver driver;
 	driver_read(&nvml.machine, &driver);
 	memcpy(nvml.version, driver.library, sizeof(nvml.version));
-	for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
+	for (uint32_t i = 0; i < SIM_UNITS; i++)
 		nvml.devices[i].index = i;
 	opened = true;
 	return true;
@@ -71,15 +72,6 @@ nvmlReturn_t nvmlShutdown(void)
 	nvml.users -= ready;
 	pthread_mutex_unlock(&lock);
 	return ready ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
-}
-
-static nvmlReturn_t give(uint32_t index, nvmlDevice_t *device)
-{
-	uint32_t ignored;
-	nvmlReturn_t result = nvml_device_index((nvmlDevice_t)&nvml.devices[index], &ignored);
-	if (result == NVML_SUCCESS)
-		*device = (nvmlDevice_t)&nvml.devices[index];
-	return result;
 }
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
@@ -153,7 +145,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
 {
 	NVML_READY();
 	NVML_NEED(device && index < nvml.machine.shape.count);
-	return give(index, device);
+	return nvml_give(index, device);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
@@ -165,11 +157,11 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
 	NVML_READY();
 	NVML_NEED(uuid && device);
-	for (uint32_t i = 0; i < nvml.machine.shape.count; i++) {
+	for (uint32_t i = 0; i < machine_units(nvml.machine.map); i++) {
 		char own[48];
-		nvml_uuid(i, own);
-		if (!strcmp(own, uuid))
-			return give(i, device);
+		machine_uuid_text(&nvml.machine, i, own);
+		if (!strcmp(own, uuid) && !mig_is_gone(nvml.machine.map, i))
+			return nvml_give(i, device);
 	}
 	return NVML_ERROR_NOT_FOUND;
 }
@@ -182,7 +174,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *devi
 	NVML_NEED(sscanf(id, "%x:%x:%x", &domain, &bus, &slot) == 3);
 	for (uint32_t i = 0; i < nvml.machine.shape.count; i++)
 		if (!domain && !slot && nvml.machine.shape.buses[i] == bus)
-			return give(i, device);
+			return nvml_give(i, device);
 	return NVML_ERROR_NOT_FOUND;
 }
 
@@ -199,7 +191,7 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *devic
 		char own[32] = "";
 		nvmlDeviceGetSerial((nvmlDevice_t)&nvml.devices[i], own, sizeof(own));
 		if (!strcmp(own, serial))
-			return give(i, device);
+			return nvml_give(i, device);
 	}
 	return NVML_ERROR_NOT_FOUND;
 }

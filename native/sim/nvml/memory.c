@@ -1,33 +1,29 @@
 /* Device memory, and the processes that use it. */
+#include "machine/mig.h"
 #include "nvml/nvml_sim.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t used(uint32_t index)
-{
-	return machine_used(&nvml.machine, index) + nvml.machine.shape.reserved;
-}
-
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	NVML_NEED(memory);
-	memory->total = nvml.machine.shape.memory;
-	memory->used = used(index);
+	memory->total = machine_memory(&nvml.machine, unit);
+	memory->used = machine_used(&nvml.machine, unit) + machine_reserved(&nvml.machine, unit);
 	memory->free = memory->total - memory->used;
 	return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	NVML_NEED(memory);
 	if (memory->version != nvmlMemory_v2)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	memory->total = nvml.machine.shape.memory;
-	memory->reserved = nvml.machine.shape.reserved;
-	memory->used = machine_used(&nvml.machine, index);
+	memory->total = machine_memory(&nvml.machine, unit);
+	memory->reserved = machine_reserved(&nvml.machine, unit);
+	memory->used = machine_used(&nvml.machine, unit);
 	memory->free = memory->total - memory->reserved - memory->used;
 	return NVML_SUCCESS;
 }
@@ -54,36 +50,56 @@ static unsigned long long figure(uint64_t bytes)
 			   : bytes;
 }
 
-/* Writes at most `capacity` processes of the GPU to `out`, and their total number to *count. */
-static void list(uint32_t index, nvmlProcessInfo_v2_t *out, unsigned int capacity,
+/* Whether processes of `other` are listed for `unit`: itself, or an instance of a GPU in MIG mode. */
+static bool is_part(uint32_t unit, uint32_t other)
+{
+	const struct sim_map *map = nvml.machine.map;
+	return other == unit || (!mig_is_gone(map, other) && machine_gpu(map, other) == unit);
+}
+
+static nvmlProcessInfo_v2_t entry(uint32_t slot, uint32_t unit)
+{
+	const struct sim_map *map = nvml.machine.map;
+	const struct sim_instance *instance = mig_instance(map, unit);
+	return (nvmlProcessInfo_v2_t){.pid = (unsigned)machine_pid(&nvml.machine, slot),
+	                              .usedGpuMemory = map->processes[slot].usage[unit].bytes,
+	                              .gpuInstanceId = instance ? instance->id : UINT32_MAX,
+	                              .computeInstanceId = instance
+	                                                       ? map->computes[unit - map->count].id
+	                                                       : UINT32_MAX};
+}
+
+/* Writes at most `capacity` processes of the unit to `out`, and their total number to *count. */
+static void list(uint32_t unit, nvmlProcessInfo_v2_t *out, unsigned int capacity,
                  unsigned int *count)
 {
 	struct sim_map *map = nvml.machine.map;
 	*count = 0;
 	machine_lock(&nvml.machine);
 	machine_reap(&nvml.machine);
-	for (uint32_t i = 0; i < map->high; i++) {
-		const struct sim_usage *usage = &map->processes[i].usage[index];
-		if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes))
-			continue;
-		if (*count < capacity) {
-			out[*count] = (nvmlProcessInfo_v2_t){.pid = (unsigned)machine_pid(&nvml.machine, i),
-			                                     .usedGpuMemory = figure(usage->bytes),
-			                                     .gpuInstanceId = UINT32_MAX,
-			                                     .computeInstanceId = UINT32_MAX};
+	for (uint32_t i = 0; i < map->high; i++)
+		for (uint32_t other = 0; other < machine_units(map); other++) {
+			const struct sim_usage *usage = &map->processes[i].usage[other];
+			if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes) ||
+			    !is_part(unit, other))
+				continue;
+			if (*count < capacity)
+				out[*count] = entry(i, other);
+			++*count;
 		}
-		++*count;
-	}
 	machine_unlock(&nvml.machine);
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
                                                      nvmlProcessInfo_t *infos)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	NVML_NEED(count && (infos || !*count));
 	unsigned int capacity = *count;
-	list(index, (nvmlProcessInfo_v2_t *)infos, capacity, count);
+	nvmlProcessInfo_v2_t *out = (nvmlProcessInfo_v2_t *)infos;
+	list(unit, out, capacity, count);
+	for (unsigned int i = 0; i < *count && i < capacity; i++)
+		out[i].usedGpuMemory = figure(out[i].usedGpuMemory);
 	return *count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
@@ -96,15 +112,15 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsign
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
                                                   nvmlProcessInfo_v1_t *infos)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	NVML_NEED(count && (infos || !*count));
 	static nvmlProcessInfo_v2_t all[SIM_MAX_PROCESSES];
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	unsigned int capacity = *count;
 	pthread_mutex_lock(&lock);
-	list(index, all, SIM_MAX_PROCESSES, count);
+	list(unit, all, SIM_MAX_PROCESSES, count);
 	for (unsigned int i = 0; i < *count && i < capacity; i++)
-		infos[i] = (nvmlProcessInfo_v1_t){all[i].pid, all[i].usedGpuMemory};
+		infos[i] = (nvmlProcessInfo_v1_t){all[i].pid, figure(all[i].usedGpuMemory)};
 	pthread_mutex_unlock(&lock);
 	return *count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
@@ -112,27 +128,23 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
                                                    nvmlProcessDetailList_t *details)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	NVML_NEED(details);
 	if (details->version != nvmlProcessDetailList_v1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	static nvmlProcessInfo_v2_t all[SIM_MAX_PROCESSES];
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	unsigned int capacity = details->procArray ? details->numProcArrayEntries : 0, count = 0;
-	struct sim_map *map = nvml.machine.map;
-	machine_lock(&nvml.machine);
-	machine_reap(&nvml.machine);
-	for (uint32_t i = 0; i < map->high && details->mode == 0; i++) {
-		const struct sim_usage *usage = &map->processes[i].usage[index];
-		if (!machine_on_gpus(&map->processes[i]) || (!usage->contexts && !usage->bytes))
-			continue;
-		if (count < capacity)
-			details->procArray[count] = (nvmlProcessDetail_v1_t){.pid = (unsigned)
-			                                                         machine_pid(&nvml.machine, i),
-			                                                     .usedGpuMemory = usage->bytes,
-			                                                     .gpuInstanceId = UINT32_MAX,
-			                                                     .computeInstanceId = UINT32_MAX};
-		count++;
-	}
-	machine_unlock(&nvml.machine);
+	pthread_mutex_lock(&lock);
+	if (details->mode == 0)
+		list(unit, all, SIM_MAX_PROCESSES, &count);
+	for (unsigned int i = 0; i < count && i < capacity; i++)
+		details->procArray[i] =
+			(nvmlProcessDetail_v1_t){.pid = all[i].pid,
+			                         .usedGpuMemory = all[i].usedGpuMemory,
+			                         .gpuInstanceId = all[i].gpuInstanceId,
+			                         .computeInstanceId = all[i].computeInstanceId};
+	pthread_mutex_unlock(&lock);
 	details->numProcArrayEntries = count;
 	return count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
@@ -140,7 +152,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 /* Graphics and MPS processes are not simulated. */
 static nvmlReturn_t none(nvmlDevice_t device, unsigned int *count)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	NVML_NEED(count);
 	*count = 0;
 	return NVML_SUCCESS;

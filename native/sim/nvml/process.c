@@ -33,7 +33,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
                                              nvmlProcessUtilizationSample_t *samples,
                                              unsigned int *count, unsigned long long since)
 {
-	NVML_DEVICE(index, device);
+	NVML_WHOLE(index, device);
 	NVML_NEED(count);
 	unsigned int capacity = samples ? *count : 0, n = 0;
 	unsigned long long now = now_us();
@@ -63,7 +63,7 @@ nvmlReturn_t nvmlDeviceGetAccountingMode(nvmlDevice_t device, nvmlEnableState_t 
 {
 	NVML_DEVICE(index, device);
 	NVML_NEED(mode);
-	*mode = NVML_FEATURE_ENABLED;
+	*mode = nvml.machine.map->mig[index] ? NVML_FEATURE_DISABLED : NVML_FEATURE_ENABLED;
 	return NVML_SUCCESS;
 }
 
@@ -78,7 +78,7 @@ nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned int
 nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count,
                                          unsigned int *pids)
 {
-	NVML_DEVICE(index, device);
+	NVML_WHOLE(index, device);
 	NVML_NEED(count && (pids || !*count));
 	unsigned int capacity = *count, n = 0;
 	machine_lock(&nvml.machine);
@@ -99,7 +99,7 @@ nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *coun
 nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
                                           nvmlAccountingStats_t *stats)
 {
-	NVML_DEVICE(index, device);
+	NVML_WHOLE(index, device);
 	NVML_NEED(stats);
 	nvmlReturn_t result = NVML_ERROR_NOT_FOUND;
 	machine_lock(&nvml.machine);

@@ -1,7 +1,7 @@
 /* The library's state, and what all of its files share. See nvml_sim.h. */
+#include "machine/mig.h"
 #include "nvml/nvml_sim.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -16,13 +16,21 @@ struct health nvml_health(uint32_t index)
 
 nvmlReturn_t nvml_device_index(nvmlDevice_t device, uint32_t *index)
 {
+	nvmlReturn_t result = nvml_device_unit(device, index);
+	return result || *index < nvml.machine.shape.count ? result : NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvml_device_unit(nvmlDevice_t device, uint32_t *unit)
+{
 	NVML_READY();
 	const struct nvml_device *d = (const struct nvml_device *)device;
-	if (d < nvml.devices || d >= nvml.devices + nvml.machine.shape.count)
+	if (d < nvml.devices || d >= nvml.devices + machine_units(nvml.machine.map) ||
+	    mig_is_gone(nvml.machine.map, d->index))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*index = d->index;
+	*unit = d->index;
+	uint32_t gpu = machine_gpu(nvml.machine.map, *unit);
 	struct health health;
-	while ((health = nvml_health(*index)).hangs)
+	while ((health = nvml_health(gpu)).hangs)
 		nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
 	if (health.lost)
 		return NVML_ERROR_GPU_IS_LOST;
@@ -38,11 +46,11 @@ nvmlReturn_t nvml_copy_text(char *out, unsigned int length, const char *text)
 	return NVML_SUCCESS;
 }
 
-void nvml_uuid(uint32_t index, char out[48])
+nvmlReturn_t nvml_give(uint32_t unit, nvmlDevice_t *device)
 {
-	uint8_t u[16];
-	machine_uuid(&nvml.machine, index, u);
-	snprintf(out, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-	         u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13],
-	         u[14], u[15]);
+	uint32_t ignored;
+	nvmlReturn_t result = nvml_device_unit((nvmlDevice_t)&nvml.devices[unit], &ignored);
+	if (result == NVML_SUCCESS)
+		*device = (nvmlDevice_t)&nvml.devices[unit];
+	return result;
 }

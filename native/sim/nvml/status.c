@@ -27,7 +27,7 @@ static unsigned int use(uint32_t index)
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
-	NVML_DEVICE(index, device);
+	NVML_WHOLE(index, device);
 	NVML_NEED(rates);
 	rates->gpu = use(index);
 	rates->memory = rates->gpu / 2;
@@ -37,7 +37,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 /* A unit (encoder, decoder, ...) that the GPU has and that is always idle. */
 static nvmlReturn_t unused(nvmlDevice_t device, unsigned int *utilization, unsigned int *period)
 {
-	NVML_DEVICE(index, device);
+	NVML_WHOLE(index, device);
 	NVML_NEED(utilization && period);
 	*utilization = 0;
 	*period = 100000;
@@ -214,8 +214,10 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device,
 
 nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
 {
-	NVML_DEVICE(index, device);
+	NVML_UNIT(unit, device);
 	NVML_NEED(mode);
+	if (unit < nvml.machine.map->count && nvml.machine.map->mig[unit])
+		return NVML_ERROR_NOT_SUPPORTED;
 	*mode = NVML_COMPUTEMODE_DEFAULT;
 	return NVML_SUCCESS;
 }
@@ -244,32 +246,6 @@ nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableState_t *mo
 nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
 	return display(device, mode);
-}
-
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
-{
-	NVML_DEVICE(index, device);
-	NVML_NEED(current && pending);
-	if (shape()->major < 8 || shape()->minor == 9)
-		return NVML_ERROR_NOT_SUPPORTED;
-	*current = *pending = NVML_DEVICE_MIG_DISABLE;
-	return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
-{
-	NVML_DEVICE(index, device);
-	NVML_NEED(count);
-	*count = shape()->major < 8 || shape()->minor == 9 ? 0 : 7;
-	return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is)
-{
-	NVML_DEVICE(index, device);
-	NVML_NEED(is);
-	*is = 0;
-	return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtualizationMode_t *mode)

@@ -155,7 +155,7 @@ IsolationOption = Annotated[
         "--isolation",
         help="What keeps its slice apart from others of the GPU. soft: turns; mps: the same as "
         "a client of an MPS server, on which a failure of one program ends the GPU work of all of "
-        "yours (docs/isolation.md); hardware: not made here, the refusal says what to do.",
+        "yours (docs/isolation.md); hardware: an instance of a GPU in MIG mode, for it alone.",
     ),
 ]
 

@@ -15,7 +15,7 @@ from aliquot.cli.keys import INTERRUPTED
 from aliquot.cli.run_wait import WaitDisplay
 from aliquot.cli.tables import print_json, print_text
 from aliquot.devices import parse_shape
-from aliquot.model import Policy, Priority, format_bytes
+from aliquot.model import Isolation, Policy, Priority, format_bytes
 from aliquot.model.errors import NoCapacityError
 from aliquot.pool import preview
 from aliquot.pool.grant_seeker import open_grant
@@ -119,6 +119,8 @@ def _print_grant(made: NewGrant, request: Request, state: StateDirectory) -> Non
 def describe_slices(request: Request, gpus: Sequence[Gpu], *, simulated: bool) -> str:
     """The slices of a request on these GPUs, and its settings that are not the defaults."""
     kind = "simulated " if simulated else ""
+    if request.isolation is Isolation.HARDWARE:
+        return ", ".join(f"all of {kind}{gpu} ({gpu.model}), for it alone" for gpu in gpus)
     background = request.priority is Priority.BACKGROUND
     share = 0 if background else request.compute_percent
     compute = f" and {share}% of the compute time" if share else ""

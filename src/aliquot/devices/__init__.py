@@ -8,6 +8,7 @@
 - `inventory`: the GPUs of a machine, as NVML reports them.
 - `linker`: which file the dynamic linker takes for a library name.
 - `links`: how GPUs are connected.
+- `mig`: instances of GPUs through NVML.
 - `native`: where the compiled parts of Aliquot are.
 - `telemetry`: what a GPU does now: utilisation, power, temperature, clock.
 - `xid`: which Xid errors mean that a GPU cannot be used.

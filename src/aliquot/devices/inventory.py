@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
 
 _WIDE_LISTS, _WIDE_LISTS_END = (535, 43), (535, 98)
+INSTANCES = 100  # indexes of the instances of one GPU; native/arbiter/nvml.h has the same
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """A machine's GPUs and the versions of its driver."""
+    """A machine's GPUs with their instances (MIG), and the versions of its driver."""
 
     driver_version: str
     cuda_version: tuple[int, int]
@@ -44,13 +46,15 @@ def read_inventory(driver: Driver, *, skip_lost: bool = False) -> Inventory:
         if not handles:
             raise NoGpuError("the driver is installed, but there is no GPU", TRY_SIMULATED)
         links = _links(nvml, handles)
+        gpus = [_gpu(nvml, index, handle, links=links[index]) for index, handle in handles.items()]
+        parts = [
+            part for gpu in gpus if gpu.mig for part in _instances(nvml, gpu, handles[gpu.index])
+        ]
         cuda = nvml.nvmlSystemGetCudaDriverVersion()
         return Inventory(
-            driver_version=_text(nvml.nvmlSystemGetDriverVersion()),
+            driver_version=text_of(nvml.nvmlSystemGetDriverVersion()),
             cuda_version=(cuda // 1000, cuda % 1000 // 10),
-            gpus=tuple(
-                _gpu(nvml, index, handle, links=links[index]) for index, handle in handles.items()
-            ),
+            gpus=(*gpus, *parts),
         )
 
 
@@ -105,12 +109,12 @@ def nvml_session(driver: Driver) -> Iterator[Any]:
 
 def _gpu(nvml: Any, index: int, handle: Any, **known: Any) -> Gpu:
     total, used = _memory(nvml, handle)
-    name = _text(nvml.nvmlDeviceGetName(handle))
+    name = text_of(nvml.nvmlDeviceGetName(handle))
     return Gpu(
         index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=text_of(nvml.nvmlDeviceGetUUID(handle)),
         name=name,
-        pci_bus_id=_text(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        pci_bus_id=_bus_id(nvml, handle),
         memory_bytes=total,
         used_bytes=used,
         processes=tuple(_processes(nvml, handle)),
@@ -119,6 +123,27 @@ def _gpu(nvml: Any, index: int, handle: Any, **known: Any) -> Gpu:
         strength=strength_of(name) or _strength(nvml, handle),
         **known,
     )
+
+
+def instance_handles(nvml: Any, parent: Any) -> Iterator[tuple[int, Any]]:
+    """The MIG devices of a GPU: NVML's number of the GPU instance, and the handle."""
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
+            yield nvml.nvmlDeviceGetGpuInstanceId(handle), handle
+        except nvml.NVMLError:
+            continue  # none at this index, or it is just being destroyed
+
+
+def _instances(nvml: Any, parent: Gpu, parent_handle: Any) -> Iterator[Gpu]:
+    """The instances that are GPUs for Aliquot: not those that share the memory of another one."""
+    found = list(instance_handles(nvml, parent_handle))
+    counts = Counter(number for number, _ in found)
+    for number, handle in sorted(found, key=lambda one: one[0]):
+        if counts[number] == 1:
+            index = INSTANCES * (parent.index + 1) + number
+            with suppress(nvml.NVMLError):
+                yield _gpu(nvml, index, handle, instance_of=parent.index)
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
@@ -136,7 +161,7 @@ def _lists(nvml: Any) -> tuple[Any, Any]:
 
     R535.43 to R535.86 write longer entries in version 3 of the lists than NVML's header says.
     """
-    version = _text(nvml.nvmlSystemGetDriverVersion()).split(".")
+    version = text_of(nvml.nvmlSystemGetDriverVersion()).split(".")
     numbers = tuple(int(part) for part in version if part.isdecimal())
     suffix = "_v2" if _WIDE_LISTS <= numbers < _WIDE_LISTS_END else ""
     compute, graphics = (
@@ -155,6 +180,15 @@ def _processes(nvml: Any, handle: Any) -> Iterator[GpuProcess]:
             continue
     for pid, used in sorted(found.items()):
         yield GpuProcess(pid=pid, name=_process_name(nvml, pid), bytes=used)
+
+
+def _bus_id(nvml: Any, handle: Any) -> str:
+    """The PCI address; an instance has that of its GPU."""
+    try:
+        return text_of(nvml.nvmlDeviceGetPciInfo(handle).busId)
+    except nvml.NVMLError:
+        parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        return text_of(nvml.nvmlDeviceGetPciInfo(parent).busId)
 
 
 def _is_mig(nvml: Any, handle: Any) -> bool:
@@ -187,10 +221,11 @@ def _strength(nvml: Any, handle: Any) -> float:
 
 def _process_name(nvml: Any, pid: int) -> str:
     try:
-        return PurePath(_text(nvml.nvmlSystemGetProcessName(pid))).name
+        return PurePath(text_of(nvml.nvmlSystemGetProcessName(pid))).name
     except nvml.NVMLError:
         return "?"
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
+    """A text of NVML's, which older bindings give as bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -9,6 +9,7 @@ All of them are immutable. Nothing here does input or output or imports another 
 - `grant`: slices, and the grants that have them: memory, share, policy and priority.
 - `grant_change`: a requested change of a running grant.
 - `idle`: what a queue does about jobs that use no GPU.
+- `instance`: instances of a GPU (MIG): their profiles and places.
 - `job`: what a user submits, and the phases of a job.
 - `job_state`: the state of a job as it is stored, and what is observed of its workers.
 - `lifecycle`: which workers of a job start and stop, and when, if it grows, shrinks or fails.

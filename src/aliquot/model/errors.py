@@ -95,6 +95,10 @@ class MpsError(AliquotError):
     """A grant cannot be for clients of an MPS server, or there is no server that accepts them."""
 
 
+class InstanceError(AliquotError):
+    """No instance of a GPU (MIG) can be made for a request, and why."""
+
+
 class NestedGrantError(AliquotError):
     """A program inside a grant asked for another grant."""
 

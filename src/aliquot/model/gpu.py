@@ -28,11 +28,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical device.
+    """One physical device, or an instance of one (MIG).
 
-    `used_bytes` is the driver's figure for the whole device. `mig`: it is divided into MIG
-    instances. `exclusive`: its compute mode allows one process at a time, or none. `strength` is
-    what `model.strength` says; 0 if it is unknown.
+    `used_bytes` is the driver's figure for all of it. `mig`: it is in MIG mode, so programs use
+    its instances. `instance_of` is the index of the GPU that an instance is a part of. `exclusive`:
+    its compute mode allows one process at a time, or none. `strength` is what `model.strength`
+    says; 0 if it is unknown.
     """
 
     index: int
@@ -46,6 +47,7 @@ class Gpu:
     mig: bool = False
     exclusive: bool = False
     strength: float = 0.0
+    instance_of: int | None = None
 
     def __str__(self) -> str:
         return f"GPU {self.index}"

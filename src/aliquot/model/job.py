@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from aliquot.model.errors import InvalidValueError
+from aliquot.model.grant import Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,6 +200,12 @@ class Job:
     def __post_init__(self) -> None:
         if not self.command:
             raise InvalidValueError(f"job {self.name} has no command", "Write it after --.")
+        if self.request.isolation is Isolation.HARDWARE:
+            raise InvalidValueError(
+                f"job {self.name}: jobs cannot have --isolation hardware",
+                "Use aliquot run --isolation hardware, or ask for a whole GPU: leave out"
+                " --isolation, --memory and --compute.",
+            )
         if self.retries < 0 or min(self.notice_seconds, self.grace_seconds) < 0:
             raise InvalidValueError(
                 f"job {self.name} has negative retries or times", "Give 0 or more."

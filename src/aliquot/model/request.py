@@ -98,14 +98,10 @@ class Request:
         self._check_moving()
         if self.spill:
             self._check_spill()
-        if self.isolation is Isolation.HARDWARE:
-            raise InvalidValueError(
-                "--isolation hardware: Aliquot does not make instances of a GPU (MIG)",
-                "Ask for a whole GPU, which nobody else gets: leave out --memory, --compute and"
-                " --isolation.",
-            )
         if self.isolation is Isolation.MPS:
             self._check_mps()
+        if self.isolation is Isolation.HARDWARE:
+            self._check_hardware()
 
     def _check_moving(self) -> None:
         if self.swap and self.gpus > 1:
@@ -170,6 +166,22 @@ class Request:
             if given:
                 raise InvalidValueError(
                     f"{option} and --isolation mps exclude each other: {reason}",
+                    "Leave out one of the two.",
+                )
+
+    def _check_hardware(self) -> None:
+        why = {
+            "--gpus": (self.gpus > 1, "it is an instance of one GPU"),
+            "--swap": (self.swap, "memory of an instance does not leave it"),
+            "--spill": (self.spill, "it was not tried with an instance"),
+            "--together": (self.together, "an instance takes no turns"),
+            "--model": (self.which.models, "name the GPU by its UUID with --gpu"),
+            "--min-strength": (self.min_strength, "say what it needs with --compute"),
+        }
+        for option, (given, reason) in why.items():
+            if given:
+                raise InvalidValueError(
+                    f"{option} and --isolation hardware exclude each other: {reason}",
                     "Leave out one of the two.",
                 )
 

@@ -64,6 +64,6 @@ class GpuSelection:
 
 def names_gpu(word: str, gpu: Gpu) -> bool:
     """Whether this word means the GPU: its index, its UUID, or the beginning of its UUID."""
-    if word.startswith("GPU-"):
+    if word.startswith(("GPU-", "MIG-")):
         return gpu.uuid.startswith(word)
     return word == str(gpu.index)

@@ -20,6 +20,9 @@ _REFERENCE = "A100"
 _DECORATION = re.compile(
     r"\b(NVIDIA|Tesla|GeForce|\d+GB|SXM\d?|PCIE|HBM\w*|NVL|FHHL)\b|-", re.IGNORECASE
 )
+# NVIDIA H100 80GB HBM3 MIG 3g.40gb, or 1c.3g.40gb if it has one of three compute slices.
+_INSTANCE = re.compile(r"(?P<model>.*) MIG (?:(?P<c>\d)c\.)?(?P<g>\d)g\.\d+gb\S*", re.ASCII)
+_COMPUTE_SLICES = 7
 # How many times more the tensor cores do with FP16 than the other cores do with FP32, by compute
 # capability: the newest one that is not newer than the GPU.
 _TENSOR = {
@@ -64,7 +67,14 @@ class Throughput:
 
 
 def strength_of(model: str) -> float:
-    """The strength of a well-known model by the name that its driver reports; UNKNOWN of others."""
+    """The strength of a well-known model by the name that its driver reports; UNKNOWN of others.
+
+    An instance of a GPU (MIG) has that of its seventh parts, which are in its name.
+    """
+    instance = _INSTANCE.fullmatch(model)
+    if instance is not None:
+        whole = strength_of(instance["model"])
+        return round(whole * int(instance["c"] or instance["g"]) / _COMPUTE_SLICES, 1)
     known = _BY_NAME.get(_plain_name(model))
     return known.strength if known else UNKNOWN
 

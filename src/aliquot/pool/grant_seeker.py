@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING
 
 from aliquot import slices
 from aliquot.model import Isolation
-from aliquot.model.errors import AliquotError, NoCapacityError, WaitTimeoutError
+from aliquot.model.errors import (
+    AliquotError,
+    InvalidValueError,
+    NoCapacityError,
+    WaitTimeoutError,
+)
 from aliquot.pool.capacity import MachinePlan
 from aliquot.pool.refusal import describe_place, explained, no_queue
 from aliquot.pool.run_client import Granted, PoolGoneError, open_runs
 from aliquot.pool.runs import Waiting
 from aliquot.pool.wanted import wanted_slices
-from aliquot.slices import control, mps
+from aliquot.slices import control, instances, mps
 from aliquot.slices.gpu_choice import find_gpus
 from aliquot.slices.grant_creation import make_grant, without_grants
 from aliquot.slices.named_gpus import with_named_gpus
@@ -69,6 +74,13 @@ def open_grant(  # noqa: PLR0913, PLR0917 - all of a run
     """
     state, driver = slices.check_machine(shape, name, environment)
     library = slices.prepare_library(driver)
+    if request.isolation is Isolation.HARDWARE:
+        _check_at_once(wait, queue)
+        with instances.instance_for(state, driver, request) as whole:
+            seeker = GrantSeeker(state, driver, whole, name, command)
+            made = seeker.from_arbiter()
+        inside = slices.tenant_environment(environment, library, driver, made.marked)
+        return slices.OpenGrant(state, made, inside)
     seeker = GrantSeeker(state, driver, request, name, command, queue)
     made = seeker.get(wait, show)
     try:
@@ -79,6 +91,17 @@ def open_grant(  # noqa: PLR0913, PLR0917 - all of a run
     except BaseException:  # this process may live on, as a notebook does
         seeker.end(made.name)
         raise
+
+
+def _check_at_once(wait: Wait | None, queue: str | None) -> None:
+    """Raise InvalidValueError for what a pool would have to do: it has no instances of GPUs."""
+    for option, given in (("--wait", wait), ("--queue", queue)):
+        if given is not None:
+            raise InvalidValueError(
+                f"{option} and --isolation hardware exclude each other: the pool does not make"
+                " instances of a GPU",
+                "Leave out one of the two.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +130,7 @@ class GrantSeeker:
             except WaitTimeoutError as error:
                 raise PoolGoneError("the pool does not answer", control.ASK_DOCTOR) from error
             except PoolGoneError:
-                return self._from_arbiter()
+                return self.from_arbiter()
             except NoCapacityError as error:
                 raise self._explained(error) from error
         deadline = None if wait.seconds is None else time.monotonic() + wait.seconds
@@ -139,15 +162,16 @@ class GrantSeeker:
     def _once(self, deadline: float | None, show: Show, *, wait: bool) -> NewGrant:
         connection = open_runs(self.state)
         if connection is None:
-            return self._from_arbiter()
+            return self.from_arbiter()
         try:
             if not wait and not connection.shared and self.queue is None:
-                return self._from_arbiter()
+                return self.from_arbiter()
             return self._from_pool(connection, deadline, show, wait=wait)
         finally:
             connection.close()
 
-    def _from_arbiter(self) -> NewGrant:
+    def from_arbiter(self) -> NewGrant:
+        """The grant, from the arbiter at once; NoCapacityError if it cannot be made."""
         if self.queue is not None:
             raise PoolGoneError("the pool has ended", "Start it again with: aliquot up")
         where = self.state.directory

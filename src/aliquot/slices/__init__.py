@@ -13,6 +13,8 @@
 - `grant_facts`: what a grant does, its command, and what needs attention, for people.
 - `grant_kill`: ending the programs of a grant.
 - `grant_resize`: changing a grant while its programs run.
+- `instance_plan`: which instance of a GPU answers a request, and which are destroyed.
+- `instances`: making, adopting and destroying instances of GPUs (MIG).
 - `library`: the folder of stand-in libraries that a tenant's linker finds first.
 - `machines`: all arbiters that run here, and the grants that they have.
 - `moving`: freezing and thawing swappable grants, whose programs move their memory themselves.

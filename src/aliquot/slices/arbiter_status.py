@@ -115,6 +115,8 @@ class SharedGpu:
 class Status:
     """The status of an arbiter at one instant; `answer` is its reply as it came.
 
+    `gpus` are those that slices can be of: of a GPU in MIG mode, its instances.
+
     `now` is a monotonic clock in seconds. `credit_cpu_seconds` is the processor time of the thread
     that gives credit. `nvml_silent_seconds`: for how long NVML has not answered; 0 if it does.
     `driver_version` is that of the NVML which it loaded; empty if it does not say. `asker_uid` is
@@ -188,10 +190,11 @@ def parse_status(answer: dict[str, Any]) -> Status:
     """Read a reply; KeyError, TypeError or ValueError if it is none of this protocol."""
     asker = int(answer.get("asker_uid", os.geteuid()))  # an older arbiter does not tell it
     limit = answer.get("host_memory_bytes")
-    gpus = [replace(_gpu(one), host_limit=limit) for one in answer["gpus"]]
+    known = [replace(_gpu(one), host_limit=limit) for one in answer["gpus"]]
+    gpus = [one for one in known if not one.gpu.mig]
     return Status(
         pid=answer["pid"],
-        gpus=tuple(gpus),
+        gpus=tuple(sorted(gpus, key=lambda one: one.gpu.index)),
         grants=tuple(_grant(one, asker) for one in answer["grants"]),
         answer=answer,
         now=answer["now_ns"] / _NANOSECONDS,
@@ -214,6 +217,8 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
             memory_bytes=reply["memory_bytes"],
             used_bytes=reply["used_bytes"],
             strength=strength_of(reply["name"]) or _reported_strength(reply.get("figures")),
+            mig=reply.get("mig", False),  # an older arbiter does not say
+            instance_of=reply.get("instance_of"),
         ),
         granted_bytes=reply["granted_bytes"],
         strangers=tuple(one for one in outside if one not in servers),

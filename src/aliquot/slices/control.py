@@ -205,6 +205,11 @@ def make(  # noqa: PLR0913 - what a grant is, and whose
     `started` is when that process started (`procfs.started_at`), so that a later process with the
     same pid gets nothing; by default it is read now.
     """
+    if isolation is Isolation.HARDWARE:  # an instance must have been made (`instances`)
+        raise UnsupportedError(
+            f"grant {name} cannot have isolation hardware here",
+            "Use: aliquot run --isolation hardware",
+        )
     if pid is not None and started is None:
         started = procfs.started_at(pid)
         if started is None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aliquot.devices import Driver
+    from aliquot.model import Gpu
     from aliquot.slices.arbiter_status import Status
     from aliquot.slices.state_directory import StateDirectory
 
@@ -195,12 +196,7 @@ def _gpus(driver: Driver) -> Iterator[Finding]:
         detail = f"{kind}{gpu.name}, {format_bytes(gpu.memory_bytes)}, {gpu.uuid}"
         yield Finding(str(gpu), Health.OK, detail)
         if gpu.mig:
-            yield Finding(
-                str(gpu),
-                Health.WARNING,
-                "it is divided into MIG instances, and slices of those are not supported",
-                f"Turn MIG off with: nvidia-smi -i {gpu.index} -mig 0",
-            )
+            yield _divided(gpu, inventory.gpus)
         if gpu.exclusive:
             yield Finding(
                 str(gpu),
@@ -208,6 +204,20 @@ def _gpus(driver: Driver) -> Iterator[Finding]:
                 "its compute mode allows one process at a time, or none: it cannot be shared",
                 f"Fix it with: nvidia-smi -i {gpu.index} -c DEFAULT",
             )
+
+
+def _divided(gpu: Gpu, gpus: tuple[Gpu, ...]) -> Finding:
+    """What programs can use of a GPU in MIG mode."""
+    parts = [one for one in gpus if one.instance_of == gpu.index]
+    if parts:
+        names = " and ".join(map(str, parts))
+        return Finding(str(gpu), Health.OK, f"it is in MIG mode: programs use {names}")
+    return Finding(
+        str(gpu),
+        Health.WARNING,
+        "it is in MIG mode and has no instance that programs can use",
+        f"Make one, for example with: nvidia-smi mig -i {gpu.index} -cgi 0 -C",
+    )
 
 
 def _library(driver: Driver) -> Iterator[Finding]:

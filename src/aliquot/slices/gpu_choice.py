@@ -21,6 +21,7 @@ from aliquot.placement.choose.machine import (
     is_strong_enough,
     label_to_join,
     preference,
+    why_unsuited,
     why_unwelcome,
 )
 from aliquot.placement.choose.overcommit import RoomBound
@@ -108,10 +109,13 @@ def _able(request: Request, gpus: Sequence[SharedGpu]) -> list[SharedGpu]:
             "Name other GPUs with --gpu, --not-gpu or --model, or request fewer with --gpus. To see"
             " them: aliquot gpus",
         )
-    strong = [one for one in selected if is_strong_enough(request, one.gpu)]
+    suited = [one for one in selected if why_unsuited(request, one.gpu) is None]
+    if len(suited) < request.gpus:
+        raise NoCapacityError(_too_few_suited(request, selected), "See docs/isolation.md.")
+    strong = [one for one in suited if is_strong_enough(request, one.gpu)]
     if len(strong) < request.gpus:
         raise NoCapacityError(
-            _too_weak(request, selected, len(strong)),
+            _too_weak(request, suited, len(strong)),
             "Request less with --min-strength. To see the strengths: aliquot gpus",
         )
     large = [one for one in strong if _is_large(request, one)]
@@ -181,6 +185,7 @@ def usable_gpus(
         for one in gpus
         if (request.among is None or one.gpu.uuid in request.among)
         and request.which.allows(one.gpu)
+        and why_unsuited(request, one.gpu) is None
         and _allows(request, one)
         and _unwelcome(sharing, one, others) is None
     )
@@ -274,8 +279,8 @@ def _lack(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str | No
 
 def _lasting_lack(request: Request, one: SharedGpu) -> str | None:
     """What a GPU lacks even if nobody uses it."""
-    if not_selected := request.which.why_not(one.gpu):
-        return not_selected
+    if refusal := request.which.why_not(one.gpu) or why_unsuited(request, one.gpu):
+        return refusal
     if not _allows(request, one):
         return "it allows no MPS server"
     if not is_strong_enough(request, one.gpu):
@@ -292,8 +297,8 @@ def _advantage(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> str
     """What speaks for a GPU that fits, or against it."""
     if one.strangers:
         return f"comes last: programs outside Aliquot use {format_bytes(one.unmanaged_bytes)}"
-    if one.gpu.mig or one.gpu.exclusive:
-        return f"comes last: it is in {'MIG' if one.gpu.mig else 'exclusive'} mode"
+    if one.gpu.exclusive:
+        return "comes last: it is in exclusive mode"
     if request.swap and (turns := describe_overcommit(one, grants, _needed(request, one, grants))):
         return turns
     if one.gpu.memory_bytes - one.gpu.used_bytes < request.bytes_on(one.gpu):
@@ -352,6 +357,15 @@ def _has_compute(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> b
 
 def _slices_on(one: SharedGpu, grants: Sequence[Grant]) -> int:
     return sum(len(grant.slices_on(one.gpu.uuid)) for grant in grants)
+
+
+def _too_few_suited(request: Request, gpus: Sequence[SharedGpu]) -> str:
+    lines = (
+        f"  {one.gpu} ({one.gpu.model}, {one.gpu.uuid}): {why}"
+        for one in gpus
+        if (why := why_unsuited(request, one.gpu)) is not None
+    )
+    return "\n".join([f"{_count(request.gpus)} requested, and too few can be had:", *lines])
 
 
 def _too_few_selected(request: Request, gpus: Sequence[SharedGpu], enough: int) -> str:

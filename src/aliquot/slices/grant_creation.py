@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aliquot.devices import check_version, read_inventory
-from aliquot.model import Priority, check_name
-from aliquot.model.errors import AliquotError, NameInUseError, NoCapacityError
+from aliquot.model import Isolation, Priority, check_name
+from aliquot.model.errors import AliquotError, InstanceError, NameInUseError, NoCapacityError
 from aliquot.slices import arbiter_process, control, state_directory, user_limits
 from aliquot.slices.arbiter_status import SharedGpu
 from aliquot.slices.gpu_choice import find_gpus, judge_gpus
@@ -112,12 +112,18 @@ def preview_grant(
     state: StateDirectory, driver: Driver, request: Request, name: str | None
 ) -> Preview:
     """What `make_grant` would find now. It makes nothing, and starts no arbiter."""
+    if request.isolation is Isolation.HARDWARE:
+        refusal = InstanceError(
+            "what --isolation hardware gets is known only when it is made",
+            "Leave out --dry-run, or --isolation.",
+        )
+        return Preview((), (), (), refusal)
     arbiter_process.revive(state)
     try:
         status = control.status(state.directory)
     except control.NoArbiterError:
         found = read_inventory(driver).gpus
-        gpus = tuple(SharedGpu(gpu, 0, gpu.processes) for gpu in found)
+        gpus = tuple(SharedGpu(gpu, 0, gpu.processes) for gpu in found if not gpu.mig)
         grants: tuple[Grant, ...] = ()
         uid = os.geteuid()
     else:
@@ -162,7 +168,9 @@ def _charged(request: Request, gpu: Gpu) -> Slice:
 def _make(state: Path, request: Request, name: str, *, kept: bool, pid: int | None) -> NewGrant:
     status = control.status(state)
     asked = request.of_owner(status.asker_uid, name)
-    gpus = _choose(asked, status.gpus, status.grants, os.environ.get(VISIBLE))
+    # A container is given the device nodes of whole GPUs.
+    offered = [one for one in status.gpus if not kept or one.gpu.instance_of is None]
+    gpus = _choose(asked, offered, status.grants, os.environ.get(VISIBLE))
     slices = [request.slice_of(gpu) for gpu in gpus]
     control.check_swap(status, request)
     marked = control.make(

@@ -35,7 +35,7 @@ def visible_gpus(gpus: Sequence[SharedGpu], value: str | None) -> list[SharedGpu
 
 def _named(gpus: Sequence[SharedGpu], word: str) -> list[SharedGpu]:
     """The GPU that an entry names, or none."""
-    if word.startswith("GPU-"):
+    if word.startswith(("GPU-", "MIG-")):
         found = [one for one in gpus if one.gpu.uuid.startswith(word)]
     else:
         found = [one for one in gpus if str(one.gpu.index) == word]

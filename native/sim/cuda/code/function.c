@@ -140,7 +140,8 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunc
 	                                                           : function->entry->max_threads;
 	if (shared_of_block)
 		shared = shared_of_block(*block);
-	*grid = active_blocks(function, *block, shared) * (int)sim.machine.shape.sms;
+	*grid = active_blocks(function, *block, shared) *
+	        (int)machine_sms(&sim.machine, function->module->context->gpu);
 	return CUDA_SUCCESS;
 }
 

@@ -232,7 +232,7 @@ CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args)
 static bool is_tied(const struct sim_process *p)
 {
 	uint32_t gpus = 0;
-	for (uint32_t g = 0; g < sim.machine.map->count; g++)
+	for (uint32_t g = 0; g < machine_units(sim.machine.map); g++)
 		gpus += p->usage[g].contexts || p->usage[g].bytes;
 	return p->managed || gpus > 1;
 }

@@ -79,7 +79,7 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
  * difference at once (seen on an H200). */
 static CUresult resize_stacks(struct sim_context *context, uint64_t size)
 {
-	uint64_t threads = (uint64_t)sim.machine.shape.sms * device_threads();
+	uint64_t threads = (uint64_t)machine_sms(&sim.machine, context->gpu) * device_threads();
 	uint64_t before = context->limits[CU_LIMIT_STACK_SIZE];
 	if (size > before && !machine_take(&sim.machine, context->gpu, (size - before) * threads))
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -184,7 +184,7 @@ static CUresult peer(CUcontext handle)
 	struct sim_context *other = (struct sim_context *)handle;
 	if (!handle_is(handle, SIM_CONTEXT))
 		return CUDA_ERROR_INVALID_CONTEXT;
-	bool linked = shape_linked(&sim.machine.shape, context->gpu, other->gpu);
+	bool linked = machine_linked(&sim.machine, context->gpu, other->gpu);
 	return linked ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
 }
 

@@ -1,5 +1,6 @@
 /* Devices: count, names, attributes, properties, and the links between them. */
 #include "cuda/core/sim.h"
+#include "machine/mig.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -36,8 +37,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 	if (!name || length <= 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_DEVICE_CHECK(device);
-	strncpy(name, shape()->name, (size_t)length - 1);
-	name[length - 1] = 0;
+	mig_name(&sim.machine, sim.devices[device].gpu, name, (size_t)length);
 	return CUDA_SUCCESS;
 }
 
@@ -62,7 +62,8 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 	if (!bytes)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_DEVICE_CHECK(device);
-	*bytes = shape()->memory - shape()->reserved;
+	uint32_t gpu = sim.devices[device].gpu;
+	*bytes = machine_memory(&sim.machine, gpu) - machine_reserved(&sim.machine, gpu);
 	return CUDA_SUCCESS;
 }
 
@@ -187,13 +188,13 @@ uint32_t device_threads(void)
 static int own_attribute(CUdevice_attribute attribute, CUdevice device)
 {
 	const struct sim_shape *s = shape();
-	uint32_t gpu = sim.devices[device].gpu;
+	uint32_t unit = sim.devices[device].gpu, gpu = machine_gpu(sim.machine.map, unit);
 	bool hopper = s->major >= 9;
 	switch ((int)attribute) {
 	case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
 		return (int)s->clock * 1000;
 	case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-		return (int)s->sms;
+		return (int)machine_sms(&sim.machine, unit);
 	case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
 		return (int)s->buses[gpu];
 	case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
@@ -273,7 +274,8 @@ CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device)
 	if (!id || length < 13)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_DEVICE_CHECK(device);
-	shape_bus_id(shape(), sim.devices[device].gpu, 4, id, (size_t)length);
+	shape_bus_id(shape(), machine_gpu(sim.machine.map, sim.devices[device].gpu), 4, id,
+	             (size_t)length);
 	return CUDA_SUCCESS;
 }
 
@@ -289,7 +291,8 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
 			return CUDA_ERROR_INVALID_VALUE;
 	}
 	for (int i = 0; i < sim.count; i++)
-		if (!domain && !slot && shape()->buses[sim.devices[i].gpu] == bus) {
+		if (!domain && !slot &&
+		    shape()->buses[machine_gpu(sim.machine.map, sim.devices[i].gpu)] == bus) {
 			*device = i;
 			return CUDA_SUCCESS;
 		}
@@ -303,7 +306,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_DEVICE_CHECK(device);
 	SIM_DEVICE_CHECK(peer);
-	*can = shape_linked(shape(), sim.devices[device].gpu, sim.devices[peer].gpu);
+	*can = machine_linked(&sim.machine, sim.devices[device].gpu, sim.devices[peer].gpu);
 	return CUDA_SUCCESS;
 }
 
@@ -317,7 +320,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CU
 	SIM_DEVICE_CHECK(b);
 	if (a == b)
 		return CUDA_ERROR_INVALID_DEVICE;
-	bool linked = shape_linked(shape(), sim.devices[a].gpu, sim.devices[b].gpu);
+	bool linked = machine_linked(&sim.machine, sim.devices[a].gpu, sim.devices[b].gpu);
 	*value = attribute == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK ? !linked : linked;
 	return CUDA_SUCCESS;
 }

@@ -6,6 +6,7 @@
  */
 #include "cuda/core/sim.h"
 #include "machine/driver.h"
+#include "machine/mig.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -39,37 +40,74 @@ static void forked(void)
 	pthread_mutex_init(&init_lock, NULL);
 }
 
-static void gpu_name(uint32_t gpu, char out[48])
+/* Whether programs can use the unit: not a GPU in MIG mode, nor a compute instance that is gone. */
+static bool is_usable(uint32_t unit)
 {
-	uint8_t u[16];
-	machine_uuid(&sim.machine, gpu, u);
-	snprintf(out, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-	         u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13],
-	         u[14], u[15]);
+	const struct sim_map *map = sim.machine.map;
+	return unit < map->count ? !map->mig[unit] : !mig_is_gone(map, unit);
 }
 
-/* The only GPU whose UUID begins with the first `length` characters of `entry`; -1: none or several. */
+/* The only usable unit whose UUID begins with the first `length` characters of `entry`; -1: none or
+ * several. */
 static int find_uuid(const char *entry, size_t length)
 {
 	int found = -1;
-	for (uint32_t g = 0; g < sim.machine.shape.count; g++) {
+	for (uint32_t unit = 0; unit < machine_units(sim.machine.map); unit++) {
 		char name[48];
-		gpu_name(g, name);
-		if (length <= strlen(name) && length > strlen("GPU-") && !strncmp(name, entry, length)) {
+		machine_uuid_text(&sim.machine, unit, name);
+		if (is_usable(unit) && length <= strlen(name) && length > strlen("GPU-") &&
+		    !strncmp(name, entry, length)) {
 			if (found >= 0)
 				return -1;
-			found = (int)g;
+			found = (int)unit;
 		}
 	}
 	return found;
 }
 
-/* The GPU of one entry of CUDA_VISIBLE_DEVICES; -1: the entry names none. */
-static int find_gpu(const char *entry, size_t length)
+/* Adds a unit to those that this process sees. CUDA sees one compute instance of a GPU instance, the first
+ * that it is offered. It is an error to name a unit twice. */
+static CUresult see(uint32_t unit)
+{
+	const struct sim_instance *instance = mig_instance(sim.machine.map, unit);
+	for (int i = 0; i < sim.count; i++) {
+		if (sim.devices[i].gpu == unit)
+			return CUDA_ERROR_INVALID_DEVICE;
+		if (instance && mig_instance(sim.machine.map, sim.devices[i].gpu) == instance)
+			return CUDA_SUCCESS;
+	}
+	sim.devices[sim.count++].gpu = unit;
+	return CUDA_SUCCESS;
+}
+
+/* What a process sees that names nothing: each GPU, or the instances of one that is in MIG mode. */
+static void see_all(void)
+{
+	const struct sim_map *map = sim.machine.map;
+	for (uint32_t gpu = 0; gpu < map->count; gpu++) {
+		if (is_usable(gpu))
+			see(gpu);
+		for (uint32_t unit = map->count; unit < machine_units(map); unit++)
+			if (is_usable(unit) && machine_gpu(map, unit) == gpu)
+				see(unit);
+	}
+}
+
+/* The unit that has an index in CUDA_VISIBLE_DEVICES; -1: none. */
+static int find_index(long index)
+{
+	see_all();
+	int found = index >= 0 && index < sim.count ? (int)sim.devices[index].gpu : -1;
+	sim.count = 0;
+	return found;
+}
+
+/* The unit of one entry of CUDA_VISIBLE_DEVICES; -1: the entry names none. */
+static int find_unit(const char *entry, size_t length)
 {
 	while (length && isspace((unsigned char)*entry))
 		entry++, length--;
-	if (length >= 4 && !strncmp(entry, "GPU-", 4)) {
+	if (length >= 4 && (!strncmp(entry, "GPU-", 4) || !strncmp(entry, "MIG-", 4))) {
 		while (length && isspace((unsigned char)entry[length - 1]))
 			length--;
 		return find_uuid(entry, length);
@@ -77,34 +115,31 @@ static int find_gpu(const char *entry, size_t length)
 	char number[32] = "", *end;
 	memcpy(number, entry, length < sizeof(number) - 1 ? length : sizeof(number) - 1);
 	long index = strtol(number, &end, 10);
-	return end != number && index >= 0 && index < (long)sim.machine.shape.count ? (int)index : -1;
+	return end != number ? find_index(index) : -1;
 }
 
-/* Sets the devices this process sees: up to the first entry that names no GPU. It is an error to name a
- * GPU twice. */
+/* Sets the devices this process sees: up to the first entry that names no unit. */
 static CUresult choose_devices(void)
 {
 	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-	uint32_t taken = 0;
+	uint32_t units[SIM_UNITS], count = 0;
 	sim.count = 0;
 	if (!visible) {
-		for (uint32_t g = 0; g < sim.machine.shape.count; g++)
-			sim.devices[sim.count++].gpu = g;
-		return CUDA_SUCCESS;
+		see_all();
+		return sim.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 	}
-	for (;;) {
+	while (count < SIM_UNITS) {
 		size_t length = strcspn(visible, ",");
-		int gpu = find_gpu(visible, length);
-		if (gpu < 0)
+		int unit = find_unit(visible, length);
+		if (unit < 0)
 			break;
-		if (taken & 1u << gpu)
-			return CUDA_ERROR_INVALID_DEVICE;
-		taken |= 1u << gpu;
-		sim.devices[sim.count++].gpu = (uint32_t)gpu;
+		units[count++] = (uint32_t)unit;
 		if (!visible[length])
 			break;
 		visible += length + 1;
 	}
+	for (uint32_t i = 0; i < count; i++)
+		SIM_TRY(see(units[i]));
 	return sim.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 

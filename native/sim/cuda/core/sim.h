@@ -87,7 +87,7 @@ struct sim_context {
 };
 
 struct sim_device {
-	uint32_t gpu;                /* its index in the machine */
+	uint32_t gpu;                /* its unit in the machine */
 	struct sim_context *primary; /* if it has ended, the next one is made in the same memory */
 	uint32_t primary_flags;
 	struct sim_pool *default_pool, *pool;
@@ -97,7 +97,7 @@ extern struct sim {
 	int state; /* enum sim_state */
 	struct machine machine;
 	int count; /* visible devices */
-	struct sim_device devices[SIM_MAX_GPUS];
+	struct sim_device devices[SIM_UNITS];
 	struct sim_context
 		*contexts; /* destroyed ones too: a thread may still have them on its stack */
 	uint64_t next_id;

@@ -30,7 +30,7 @@ struct sim_mipmap {
 static struct sim_array *arrays; /* without levels of mipmaps */
 static struct sim_mipmap *mipmaps;
 
-static uint64_t shared_bytes[SIM_MAX_GPUS];
+static uint64_t shared_bytes[SIM_UNITS];
 
 static CUresult take(uint32_t gpu, uint64_t bytes)
 {

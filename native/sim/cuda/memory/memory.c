@@ -224,7 +224,8 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 static void get_info(const struct sim_context *context, uint64_t *available, uint64_t *total)
 {
 	uint64_t used = machine_used(&sim.machine, context->gpu);
-	*total = sim.machine.shape.memory - sim.machine.shape.reserved;
+	*total = machine_memory(&sim.machine, context->gpu) -
+	         machine_reserved(&sim.machine, context->gpu);
 	*available = used < *total ? *total - used : 0;
 }
 

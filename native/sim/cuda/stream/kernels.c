@@ -14,7 +14,7 @@ static struct {
 	struct sim_op *first; /* issued and not ended, oldest first */
 	struct sim_op *at_engine;
 	bool entered; /* the process has submitted a kernel, and not left since */
-} gpus[SIM_MAX_GPUS];
+} gpus[SIM_UNITS];
 
 bool kernel_spins(const struct sim_op *op)
 {

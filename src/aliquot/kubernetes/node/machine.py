@@ -217,10 +217,16 @@ def _read_machine(options: NodeOptions) -> NodeMachine:
     installed = read_installed(driver)
     if options.shape is None:
         check_version(driver)
-    inventory = _with_strengths(read_inventory(driver, skip_lost=True), options.strengths)
+    inventory = _with_strengths(_whole(read_inventory(driver, skip_lost=True)), options.strengths)
     common = prepare_edits(driver, library, host)
     usable = UsableDriver(driver, installed, host, common)
     return NodeMachine(usable, inventory, read_locations(driver, inventory.gpus))
+
+
+def _whole(inventory: Inventory) -> Inventory:
+    """Without instances of GPUs (MIG): a cluster is not offered them."""
+    whole = tuple(gpu for gpu in inventory.gpus if gpu.instance_of is None)
+    return replace(inventory, gpus=whole)
 
 
 def _with_strengths(inventory: Inventory, given: StrengthOverrides) -> Inventory:

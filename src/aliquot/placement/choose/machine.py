@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aliquot.model.grant import Isolation
 from aliquot.model.neighbours import why_not_beside
 from aliquot.placement.core.links import closest, rank
 
@@ -71,9 +72,23 @@ def preference(request: Request, one: GpuCapacity) -> tuple[float, ...]:
     return _packed(request, one)
 
 
+def why_unsuited(request: Request, gpu: Gpu) -> str | None:
+    """Why the request cannot have an instance of a GPU (MIG); None if it can."""
+    if gpu.instance_of is None:
+        return None
+    if request.gpus > 1:
+        return "it is an instance of a GPU, and those are for requests for one GPU"
+    if request.swap or request.isolation is Isolation.MPS:
+        asked = "swap" if request.swap else "isolation mps"
+        return f"it is an instance of a GPU, whose slices have no --{asked}"
+    return None
+
+
 def fits(request: Request, one: GpuCapacity) -> bool:
     """Whether a GPU may be used, is strong enough and has enough memory and compute time free."""
     if not (request.which.allows(one.gpu) and is_strong_enough(request, one.gpu)):
+        return False
+    if why_unsuited(request, one.gpu) is not None:
         return False
     if request.slice_of(one.gpu).reserved_percent > one.percent_free:
         return False
@@ -122,8 +137,7 @@ def _packed(request: Request, one: GpuCapacity) -> tuple[float, ...]:
 
 def _in_trouble(request: Request, one: GpuCapacity) -> bool:
     """Whether any other GPU is better, sliced or not."""
-    not_ours = one.gpu.mig or one.gpu.exclusive
-    return one.strangers or not_ours or one.unused_bytes < request.bytes_on(one.gpu)
+    return one.strangers or one.gpu.exclusive or one.unused_bytes < request.bytes_on(one.gpu)
 
 
 def _spare(one: GpuCapacity) -> int:
