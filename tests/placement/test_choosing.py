@@ -12,7 +12,7 @@ import pytest
 from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.chooser import Chooser, Relation
 from aliquot.placement.choose.explain import explain
-from aliquot.placement.choose.forecast import Mix, outlook
+from aliquot.placement.choose.forecast import Forecast, Mix, outlook
 from aliquot.placement.choose.strategies import STRATEGIES, Fragmentation, strategy
 from aliquot.placement.core.allocations import Allocations, NodeFree, OverallocatedError
 from aliquot.placement.core.demand import Demand, Kind, Near, Placement, sliced, whole
@@ -187,6 +187,71 @@ def test_costs_after_changes_are_those_of_a_new_chooser(name: str) -> None:
             new = Chooser(allocations, by, seed=1)
             assert asks.costs(shape).tolist() == new.costs(shape).tolist()
             assert asks.choose(shape) == new.choose(shape)
+
+
+def worth(ahead: Forecast, allocations: Allocations, at: int) -> float:
+    """What a node is worth, GPU by GPU, as `forecast` has it."""
+    hardware, kinds = allocations.hardware, allocations.kind[at]
+    model, there = int(hardware.model[at]), hardware.present[at]
+    idle = int(sum(there & (kinds == Kind.FREE)))
+    total = [float(one[model, idle]) for one in (ahead.idle.fill, ahead.idle.cpu, ahead.idle.ram)]
+    for gpu in np.flatnonzero(there & (kinds != Kind.FREE)):
+        size = size_of(allocations, at, int(gpu))
+        for number, one in enumerate((ahead.holes.fill, ahead.holes.cpu, ahead.holes.ram)):
+            total[number] += float(one[model, size])
+    found = total[0]
+    for needs, need, left in zip(
+        ahead.uses, total[1:], (allocations.cpu_free[at], allocations.ram_free[at]), strict=True
+    ):
+        ratio = min(1.6 * left / max(need, 1e-9), 1e6)
+        found *= ratio / (1 + ratio**6) ** (1 / 6) if needs else np.sign(left)
+    return float(found)
+
+
+def size_of(allocations: Allocations, at: int, gpu: int) -> int:
+    milli, left = int(allocations.milli_free[at, gpu]), int(allocations.bytes_free[at, gpu])
+    memory = int(allocations.hardware.gpu_bytes[at])
+    return min(milli, left * 1000 // memory) if memory else milli
+
+
+def straightforward(ahead: Forecast, allocations: Allocations, at: int, demand: Demand) -> float:
+    """The cost of one GPU on a node: what the node is worth less afterwards, by trying each."""
+    here = allocations.hardware.present[at]
+    left = sum(size_of(allocations, at, int(gpu)) for gpu in np.flatnonzero(here))
+    costs = [np.inf]
+    for gpu in range(len(here)):
+        place, trial = Placement(at, (gpu,)), allocations.copy()
+        if not trial.fits(place, demand):
+            continue
+        opens = allocations.kind[at, gpu] == Kind.FREE
+        trial.take(place, demand)
+        loss = worth(ahead, allocations, at) + left / 1000 - worth(ahead, trial, at)
+        costs.append(loss + 1e6 * (demand.thrifty and opens))
+    return min(costs) + 10 * (demand.kind not in allocations.kind[at])
+
+
+@pytest.mark.parametrize("width", [1, 4, 8, 16])
+def test_a_cost_is_what_the_node_is_worth_less_afterwards(width: int) -> None:
+    chance = random.Random(width)  # noqa: S311 - a mix, not a secret
+    shapes = [
+        Demand(1, kind, milli, milli * 16 * GIB // 1000, cpu, cpu * GIB // 4000, thrifty=thrifty)
+        for kind, milli in ((Kind.SLICED, 250), (Kind.SHARED, 400), (Kind.WHOLE, 1000))
+        for cpu, thrifty in ((1000, False), (3000, True))
+    ]
+    allocations = cluster(width, width, max(1, width - 2), gpu_bytes=16 * GIB, cpu_milli=16_000)
+    ahead = outlook(dict.fromkeys(shapes, 1.0), allocations.hardware)
+    held: list[tuple[Placement, Demand]] = []
+    for _ in range(30):
+        asks = Chooser(allocations, Fragmentation(ahead), seed=1)
+        for shape in shapes:
+            costs = [straightforward(ahead, allocations, at, shape) for at in range(3)]
+            assert asks.costs(shape) == pytest.approx(costs, abs=1e-6)
+        demand = chance.choice(shapes)
+        place = asks.place(demand)
+        if place is not None:
+            held.append((place, demand))
+        if held and chance.random() < 0.3:
+            allocations.give(*held.pop(chance.randrange(len(held))))
 
 
 def test_a_request_larger_than_a_gpu_is_not_expected_on_it() -> None:

@@ -141,7 +141,9 @@ class Chooser:
             fits &= nodes[:, None]
             return self._costs_where_it_fits(demand, rows, fits)
         if len(some):
-            cost[some], gpu[some] = self._costs_where_it_fits(demand, rows.part(some), fits[some])
+            cost[some], gpu[some] = self._costs_where_it_fits(
+                demand, rows.part(some), fits.take(some, axis=0)
+            )
         return cost, gpu
 
     def _costs_where_it_fits(
