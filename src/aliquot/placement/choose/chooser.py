@@ -70,9 +70,16 @@ class Chooser:
         self._shapes: dict[Demand, _Remembered] = {}
         self._rows = KeptRows(allocations, by.prepare)
 
-    def choose(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
-        """The cheapest place for the demand; None where there is none. Takes nothing."""
+    def choose(
+        self, demand: Demand, relations: Sequence[Relation] = (), among: Bools | None = None
+    ) -> Placement | None:
+        """The cheapest place for the demand, `among` these nodes; None where there is none.
+
+        Takes nothing.
+        """
         cost, gpu, allowed = self._weigh(demand, relations)
+        if among is not None:
+            cost = np.where(among, cost, np.inf)
         return self._pick(demand, cost, gpu, allowed)
 
     def gpus_on(self, node: int, demand: Demand) -> tuple[int, ...]:

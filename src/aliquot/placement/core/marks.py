@@ -90,6 +90,11 @@ class Marks:
         """Overwrite the marks of a node, GPU by GPU."""
         self._put(node, {gpu: _sorted(some) for gpu, some in enumerate(marks) if some})
 
+    def put(self, nodes: Iterable[int], other: Marks) -> None:
+        """Overwrite the marks of some nodes by those that others have there."""
+        for node in nodes:
+            self._put(node, other._by_node.get(node, {}))
+
     def add_later(self, other: Marks) -> None:
         """Add the marks of another moment: they keep slices away, and none can be beside them."""
         for node, gpu, theirs in other.on_gpus():
