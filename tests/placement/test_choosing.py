@@ -68,6 +68,30 @@ def test_a_node_that_has_the_kind_is_filled_before_one_that_is_as_full_of_anothe
     assert chooser(allocations).choose(whole()).node == 1  # type: ignore[union-attr]
 
 
+def used(milli: int, *busy: int) -> NodeFree:
+    """Sliced GPUs with so much free, of which these eighths of the time are really used."""
+    count = len(busy)
+    return NodeFree((milli,) * count, (0,) * count, (Kind.SLICED,) * count, (1,) * count, (), busy)
+
+
+@pytest.mark.parametrize("name", ["fragmentation", "fgd", "pack", "best-fit", "spread"])
+def test_of_equal_gpus_a_part_goes_to_the_one_that_is_used_the_least(name: str) -> None:
+    allocations = cluster(3, 3)
+    allocations.set_node(0, used(500, 5, 8, 5))
+    allocations.set_node(1, used(500, 7, 7, 3))
+    asks = chooser(allocations, name)
+    assert asks.choose(sliced(300)) == Placement(1, (2,))
+    assert asks.gpus_on(0, sliced(300)) == (0,)
+    assert asks.costs(sliced(300)).argmin() == 1
+
+
+def test_an_idle_gpu_is_no_reason_to_open_another() -> None:
+    allocations = cluster(2, 2)
+    allocations.set_node(0, used(500, 8, 8))
+    for name in ("fragmentation", "pack"):
+        assert chooser(allocations, name).choose(sliced(300)) == Placement(0, (0,))
+
+
 def test_fgd_takes_the_gpu_that_fits_and_not_its_like_of_another_kind() -> None:
     allocations = cluster(2)
     allocations.take(Placement(0, (0,)), Demand(gpus=1, kind=Kind.SHARED, milli=500))
@@ -181,7 +205,9 @@ def test_costs_after_changes_are_those_of_a_new_chooser(name: str) -> None:
             allocations.give(*held.pop(chance.randrange(len(held))))
         if number == 20:  # another node comes into a row
             held = [one for one in held if one[0].node != 2]
-            half = NodeFree((1000, 500), (40 * GIB, 30 * GIB), (Kind.FREE, Kind.SLICED), (0, 1))
+            half = NodeFree(
+                (1000, 500), (40 * GIB, 30 * GIB), (Kind.FREE, Kind.SLICED), (0, 1), busy=(0, 5)
+            )
             allocations.set_node(2, half, node("other", 2, gpu_bytes=40 * GIB))
         for shape in shapes:
             new = Chooser(allocations, by, seed=1)

@@ -2,7 +2,8 @@
 
 What is free of a GPU is the smaller part of its memory and its compute time. A slice goes to a GPU
 that is already sliced, so whole GPUs stay whole for requests that need one; of these to the weakest
-model, and of these to the one with the least free that still fits it. Whole GPUs are taken of the
+model, of these to the one with the least free that still fits it, and of equal ones to the one
+whose time is used the least. Whole GPUs are taken of the
 strongest model. A GPU in trouble comes last, sliced or not: one that a program outside
 Aliquot uses, that has less free than the allocations say, or that admits one process at a time. A
 whole GPU is one that nobody holds. A request goes only beside slices that it accepts and that
@@ -32,7 +33,7 @@ class GpuCapacity:
 
     `unused_bytes` is what the driver itself says nobody uses, `holders` how many slices it has,
     `strangers` whether programs outside every grant use it. `occupants` are its slices, as their
-    neighbours see them.
+    neighbours see them. `busy` is how much of its time they really use, in eighths.
     """
 
     gpu: Gpu
@@ -42,6 +43,7 @@ class GpuCapacity:
     holders: int
     strangers: bool = False
     occupants: tuple[Occupant, ...] = ()
+    busy: int = 0
 
 
 def choose_gpus(request: Request, gpus: Sequence[GpuCapacity]) -> list[Gpu] | None:
@@ -108,11 +110,12 @@ def is_strong_enough(request: Request, gpu: Gpu) -> bool:
 
 
 def _packed(request: Request, one: GpuCapacity) -> tuple[float, ...]:
-    """Smaller is better: not in trouble, sliced, weak and tight; if unsliced, the emptiest."""
+    """Smaller is better: not in trouble, sliced, weak, tight, idle; if unsliced, the emptiest."""
     strength = -one.gpu.strength if request.is_whole else one.gpu.strength
     if request.is_whole or not one.holders:
         return _in_trouble(request, one), True, strength, -_spare(one)
-    return _in_trouble(request, one), False, strength, _spare(one)
+    busy = one.busy if request.gpus == 1 else 0  # among several, the links decide
+    return _in_trouble(request, one), False, strength, _spare(one), busy
 
 
 def _in_trouble(request: Request, one: GpuCapacity) -> bool:

@@ -38,7 +38,8 @@ class OverallocatedError(Exception):
 class NodeFree:
     """For each GPU of a node: what is free, its kind of use, how many hold it, and their marks.
 
-    No `marks` at all: there are none.
+    No `marks` at all: there are none. `busy` are eighths of its time that are really used; none at
+    all: nobody knows of any.
     """
 
     milli: tuple[int, ...]
@@ -46,6 +47,7 @@ class NodeFree:
     kind: tuple[Kind, ...]
     holders: tuple[int, ...]
     marks: tuple[tuple[Mark, ...], ...] = ()
+    busy: tuple[int, ...] = ()
 
 
 class Allocations:
@@ -63,6 +65,8 @@ class Allocations:
         for name in CHANGING:
             setattr(self, name, getattr(source, name).copy())
         self.marks: Marks = source.marks.copy()
+        self.busy: NDArray[np.int8] = source.busy.copy()
+        self.knows_use = bool(self.busy.any())
         self._changes: list[int] = []
         self._first_change = 0
         self._fingerprint = fingerprint
@@ -70,7 +74,7 @@ class Allocations:
     def snapshot(self) -> Snapshot:
         """A snapshot of it."""
         free = {name: getattr(self, name).copy() for name in CHANGING}
-        return Snapshot(self.hardware, **free, marks=self.marks.copy())
+        return Snapshot(self.hardware, **free, busy=self.busy.copy(), marks=self.marks.copy())
 
     def copy(self) -> Allocations:
         """Another working copy, for what may be thrown away."""
@@ -233,9 +237,11 @@ class Allocations:
             (self.bytes_free, free.bytes),
             (self.kind, free.kind),
             (self.holders, free.holders),
+            (self.busy, free.busy),
         ):
             mine[node] = 0
             mine[node, : len(now)] = now
+        self.knows_use = self.knows_use or any(free.busy)
         self.marks.set_node(node, free.marks)
         self.milli_free[node, gone] = self.bytes_free[node, gone] = ABSENT
         if self._fingerprint is not None:
