@@ -66,7 +66,7 @@ class Allocations:
             setattr(self, name, getattr(source, name).copy())
         self.marks: Marks = source.marks.copy()
         self.busy: NDArray[np.int8] = source.busy.copy()
-        self.knows_use = bool(self.busy.any())
+        self.knows_use: bool = source.knows_use
         self._changes: list[int] = []
         self._first_change = 0
         self._fingerprint = fingerprint
@@ -184,7 +184,7 @@ class Allocations:
 
     def free_on(self, nodes: Ints) -> FreeOnNodes:
         """What is free on these nodes."""
-        free = {name: getattr(self, name)[nodes] for name in CHANGING}
+        free = {name: getattr(self, name).take(nodes, axis=0) for name in CHANGING}
         return FreeOnNodes(nodes, **free, marks=self.marks.of(nodes.tolist()))
 
     def put(self, free: FreeOnNodes) -> None:
@@ -309,6 +309,12 @@ class FreeOnNodes:
     cpu_free: Ints
     ram_free: Ints
     marks: Marks
+
+    def part(self, index: Sequence[int]) -> FreeOnNodes:
+        """The same for some of the nodes, by their index here."""
+        nodes = self.nodes[index]
+        free = {name: getattr(self, name)[index] for name in CHANGING}
+        return FreeOnNodes(nodes, **free, marks=self.marks.of(nodes.tolist()))
 
     def lowered_to(self, other: FreeOnNodes) -> FreeOnNodes:
         """What is free both here and in `other`, of the same nodes (`Allocations.lower_to`)."""

@@ -56,6 +56,8 @@ class Marks:
 
     def of(self, nodes: Iterable[int]) -> Marks:
         """Those of some nodes."""
+        if not self:
+            return Marks()
         return Marks({node: self._by_node[node] for node in nodes if node in self._by_node})
 
     def on(self, node: int, gpu: int) -> OnGpu:
@@ -92,7 +94,7 @@ class Marks:
 
     def put(self, nodes: Iterable[int], other: Marks) -> None:
         """Overwrite the marks of some nodes by those that others have there."""
-        for node in nodes:
+        for node in nodes if self or other else ():
             self._put(node, other._by_node.get(node, {}))
 
     def add_later(self, other: Marks) -> None:

@@ -197,6 +197,11 @@ class Snapshot:
     busy: NDArray[np.int8]
     marks: Marks = field(default_factory=Marks)
 
+    @property
+    def knows_use(self) -> bool:
+        """Whether any GPU is known to be used."""
+        return bool(self.busy.any())
+
     def __post_init__(self) -> None:
         for name in (*CHANGING, "busy"):
             getattr(self, name).flags.writeable = False
