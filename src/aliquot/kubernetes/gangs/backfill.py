@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from aliquot.placement.core.snapshot import Ints
     from aliquot.placement.gangs.timeline import Timeline
 
+DURATIONS_KEPT, SHAPES_KEPT = 8, 64  # about 75 MB on 5,000 nodes, if all are used
+
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -165,9 +167,10 @@ class BackfillWindow:
         """Chooses by what is free for so long, without what was placed since."""
         lasts = seconds + max(0.0, now - self._line.now)
         starts = self._line.starts_within(lasts)
-        left = self._left.get(starts)
-        if left is None:
-            left = self._left[starts] = _Left(self._line.free_for(lasts), self._snapshot.by)
+        left = self._left.pop(starts, None) or _Left(self._line.free_for(lasts), self._snapshot.by)
+        self._left[starts] = left  # the last asked for is the last to be forgotten
+        if len(self._left) > DURATIONS_KEPT:
+            del self._left[next(iter(self._left))]
         allocations = self._cluster.chooser.allocations
         rows = left.changed_rows(allocations, self._touched)
         if len(rows):
@@ -189,7 +192,7 @@ class _Left:
     """
 
     def __init__(self, free: Allocations, by: Strategy) -> None:
-        self.chooser = Chooser(free.copy(), by)
+        self.chooser = Chooser(free.copy(), by, shapes=SHAPES_KEPT)
         self._free = free
         self._seen: tuple[Allocations, int, int] | None = None
 

@@ -69,8 +69,11 @@ class Relation:
 class Chooser:
     """A strategy at work on allocations."""
 
-    def __init__(self, allocations: Allocations, by: Strategy, *, seed: int = 0) -> None:
+    def __init__(
+        self, allocations: Allocations, by: Strategy, *, seed: int = 0, shapes: int = SHAPES_KEPT
+    ) -> None:
         self.allocations = allocations
+        self._shapes_kept = shapes
         self._by = by
         self._seed = seed
         self._shapes: dict[Demand, _Remembered] = {}
@@ -131,7 +134,7 @@ class Chooser:
             known.cost[rows], known.gpu[rows] = self._costs(demand, rows, known.nodes, None)
         known.version = allocations.version
         self._shapes[demand] = known  # the last asked for is the last to be forgotten
-        if len(self._shapes) > SHAPES_KEPT:
+        if len(self._shapes) > self._shapes_kept:
             del self._shapes[next(iter(self._shapes))]
         return known
 
