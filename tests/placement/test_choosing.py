@@ -12,7 +12,7 @@ import pytest
 from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.chooser import Chooser, Relation
 from aliquot.placement.choose.explain import explain
-from aliquot.placement.choose.forecast import Mix, outlook
+from aliquot.placement.choose.forecast import Forecast, Mix, outlook
 from aliquot.placement.choose.strategies import STRATEGIES, Fragmentation, strategy
 from aliquot.placement.core.allocations import Allocations, NodeFree, OverallocatedError
 from aliquot.placement.core.demand import Demand, Kind, Near, Placement, sliced, whole
@@ -66,6 +66,30 @@ def test_a_node_that_has_the_kind_is_filled_before_one_that_is_as_full_of_anothe
     allocations.take(Placement(2, (0,)), SHARE)
     assert chooser(allocations).choose(SHARE).node == 2  # type: ignore[union-attr]
     assert chooser(allocations).choose(whole()).node == 1  # type: ignore[union-attr]
+
+
+def used(milli: int, *busy: int) -> NodeFree:
+    """Sliced GPUs with so much free, of which these eighths of the time are really used."""
+    count = len(busy)
+    return NodeFree((milli,) * count, (0,) * count, (Kind.SLICED,) * count, (1,) * count, (), busy)
+
+
+@pytest.mark.parametrize("name", ["fragmentation", "fgd", "pack", "best-fit", "spread"])
+def test_of_equal_gpus_a_part_goes_to_the_one_that_is_used_the_least(name: str) -> None:
+    allocations = cluster(3, 3)
+    allocations.set_node(0, used(500, 5, 8, 5))
+    allocations.set_node(1, used(500, 7, 7, 3))
+    asks = chooser(allocations, name)
+    assert asks.choose(sliced(300)) == Placement(1, (2,))
+    assert asks.gpus_on(0, sliced(300)) == (0,)
+    assert asks.costs(sliced(300)).argmin() == 1
+
+
+def test_an_idle_gpu_is_no_reason_to_open_another() -> None:
+    allocations = cluster(2, 2)
+    allocations.set_node(0, used(500, 8, 8))
+    for name in ("fragmentation", "pack"):
+        assert chooser(allocations, name).choose(sliced(300)) == Placement(0, (0,))
 
 
 def test_fgd_takes_the_gpu_that_fits_and_not_its_like_of_another_kind() -> None:
@@ -181,12 +205,79 @@ def test_costs_after_changes_are_those_of_a_new_chooser(name: str) -> None:
             allocations.give(*held.pop(chance.randrange(len(held))))
         if number == 20:  # another node comes into a row
             held = [one for one in held if one[0].node != 2]
-            half = NodeFree((1000, 500), (40 * GIB, 30 * GIB), (Kind.FREE, Kind.SLICED), (0, 1))
+            half = NodeFree(
+                (1000, 500), (40 * GIB, 30 * GIB), (Kind.FREE, Kind.SLICED), (0, 1), busy=(0, 5)
+            )
             allocations.set_node(2, half, node("other", 2, gpu_bytes=40 * GIB))
         for shape in shapes:
             new = Chooser(allocations, by, seed=1)
             assert asks.costs(shape).tolist() == new.costs(shape).tolist()
             assert asks.choose(shape) == new.choose(shape)
+
+
+def worth(ahead: Forecast, allocations: Allocations, at: int) -> float:
+    """What a node is worth, GPU by GPU, as `forecast` has it."""
+    hardware, kinds = allocations.hardware, allocations.kind[at]
+    model, there = int(hardware.model[at]), hardware.present[at]
+    idle = int(sum(there & (kinds == Kind.FREE)))
+    total = [float(one[model, idle]) for one in (ahead.idle.fill, ahead.idle.cpu, ahead.idle.ram)]
+    for gpu in np.flatnonzero(there & (kinds != Kind.FREE)):
+        size = size_of(allocations, at, int(gpu))
+        for number, one in enumerate((ahead.holes.fill, ahead.holes.cpu, ahead.holes.ram)):
+            total[number] += float(one[model, size])
+    found = total[0]
+    for needs, need, left in zip(
+        ahead.uses, total[1:], (allocations.cpu_free[at], allocations.ram_free[at]), strict=True
+    ):
+        ratio = min(1.6 * left / max(need, 1e-9), 1e6)
+        found *= ratio / (1 + ratio**6) ** (1 / 6) if needs else np.sign(left)
+    return float(found)
+
+
+def size_of(allocations: Allocations, at: int, gpu: int) -> int:
+    milli, left = int(allocations.milli_free[at, gpu]), int(allocations.bytes_free[at, gpu])
+    memory = int(allocations.hardware.gpu_bytes[at])
+    return min(milli, left * 1000 // memory) if memory else milli
+
+
+def straightforward(ahead: Forecast, allocations: Allocations, at: int, demand: Demand) -> float:
+    """The cost of one GPU on a node: what the node is worth less afterwards, by trying each."""
+    here = allocations.hardware.present[at]
+    left = sum(size_of(allocations, at, int(gpu)) for gpu in np.flatnonzero(here))
+    costs = [np.inf]
+    for gpu in range(len(here)):
+        place, trial = Placement(at, (gpu,)), allocations.copy()
+        if not trial.fits(place, demand):
+            continue
+        opens = allocations.kind[at, gpu] == Kind.FREE
+        trial.take(place, demand)
+        loss = worth(ahead, allocations, at) + left / 1000 - worth(ahead, trial, at)
+        costs.append(loss + 1e6 * (demand.thrifty and opens))
+    return min(costs) + 10 * (demand.kind not in allocations.kind[at])
+
+
+@pytest.mark.parametrize("width", [1, 4, 8, 16])
+def test_a_cost_is_what_the_node_is_worth_less_afterwards(width: int) -> None:
+    chance = random.Random(width)  # noqa: S311 - a mix, not a secret
+    shapes = [
+        Demand(1, kind, milli, milli * 16 * GIB // 1000, cpu, cpu * GIB // 4000, thrifty=thrifty)
+        for kind, milli in ((Kind.SLICED, 250), (Kind.SHARED, 400), (Kind.WHOLE, 1000))
+        for cpu, thrifty in ((1000, False), (3000, True))
+    ]
+    allocations = cluster(width, width, max(1, width - 2), gpu_bytes=16 * GIB, cpu_milli=16_000)
+    ahead = outlook(dict.fromkeys(shapes, 1.0), allocations.hardware)
+    held: list[tuple[Placement, Demand]] = []
+    for _ in range(30):
+        asks = Chooser(allocations, Fragmentation(ahead), seed=1)
+        for shape in shapes:
+            costs = [straightforward(ahead, allocations, at, shape) for at in range(3)]
+            assert asks.costs(shape) == pytest.approx(costs, abs=1e-6)
+        demand = chance.choice(shapes)
+        place = asks.place(demand)
+        if place is not None:
+            held.append((place, demand))
+        if held and chance.random() < 0.3:
+            allocations.give(*held.pop(chance.randrange(len(held))))
 
 
 def test_a_request_larger_than_a_gpu_is_not_expected_on_it() -> None:

@@ -47,6 +47,12 @@ def test_of_sliced_gpus_the_tightest_that_fits_is_taken() -> None:
     assert chosen(part(), *gpus) == [1]
 
 
+def test_of_equally_full_gpus_the_one_that_is_used_the_least_is_taken() -> None:
+    heavy, light = (replace(gpu(n, left=20, holders=1), busy=7 - 5 * n) for n in (0, 1))
+    assert chosen(part(), heavy, light) == [1]
+    assert chosen(part(), replace(heavy, bytes_free=16 * GIB), light) == [0], "fuller comes first"
+
+
 def test_slices_go_to_the_weaker_model_and_whole_gpus_are_of_the_stronger() -> None:
     weak, strong = gpu(1, strength=26.0), gpu(0, strength=286.0)
     assert chosen(part(), strong, weak) == [1]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aliquot.model import (
     Amount,
+    ComputeUse,
     Grant,
     GrantState,
     MemoryTurns,
@@ -55,6 +56,15 @@ def test_a_gpu_used_outside_all_grants_comes_last() -> None:
 
 def test_of_equal_gpus_the_first_is_chosen() -> None:
     assert indexes(ask(), *(make_shared(index) for index in range(4))) == [0]
+
+
+def test_of_equally_full_gpus_the_one_whose_slices_do_the_least_is_chosen() -> None:
+    gpus = [make_shared(number, granted=8 * GIB) for number in range(3)]
+    made = make_grant(gpu0=8 * GIB), make_grant(gpu1=8 * GIB), make_grant(gpu2=8 * GIB)
+    uses = (ComputeUse(recent_used_seconds=used, recent_seconds=1.0) for used in (0.4, 0.9, 0.1))
+    grants = [replace(one, compute=(use,)) for one, use in zip(made, uses, strict=True)]
+    assert [gpu.index for gpu in find_gpus(ask(), gpus, grants)] == [2]
+    assert [gpu.index for gpu in find_gpus(ask(gpus=2), gpus, grants)] == [0, 1]
 
 
 def test_an_idle_gpu_comes_before_one_that_is_used_outside_aliquot() -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from aliquot import lazy
 
 if TYPE_CHECKING:
-    from aliquot.model.compute import ComputeUse, Gates, Turn
+    from aliquot.model.compute import ComputeUse, Gates, Turn, busy_steps
     from aliquot.model.gpu import Gpu, GpuProcess, Link
     from aliquot.model.grant import (
         MAX_SLICES,
@@ -96,6 +96,7 @@ __all__ = [
     "SliceUse",
     "Turn",
     "Unjoined",
+    "busy_steps",
     "check_name",
     "format_bytes",
     "format_count",
@@ -111,7 +112,7 @@ __all__ = [
 __getattr__ = lazy.names_of(
     __name__,
     {
-        "compute": "ComputeUse Gates Turn",
+        "compute": "ComputeUse Gates Turn busy_steps",
         "gpu": "Gpu GpuProcess Link",
         "grant": "MAX_SLICES Admission Cdi Grant GrantState Isolation Life MemoryTurns Moved "
         "Parking ParkingStep Policy Priority Process Residence Slice SliceUse Unjoined check_name "

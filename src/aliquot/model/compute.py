@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+BUSY_STEPS = 8  # a share of a GPU's time in coarse steps is enough to tell heavy from light
+
 
 class Gates(StrEnum):
     """Whether gates work for the programs of a slice: the result of the self-test in each."""
@@ -60,3 +62,8 @@ class ComputeUse:
     def got_ratio(self) -> float | None:
         """The share of the GPU's time in about the last second; None if it is not known yet."""
         return self.recent_used_seconds / self.recent_seconds if self.recent_seconds else None
+
+
+def busy_steps(ratio: float | None) -> int:
+    """A share of a GPU's time in eighths; 0 if it is not known."""
+    return 0 if ratio is None else max(0, min(BUSY_STEPS, round(BUSY_STEPS * ratio)))

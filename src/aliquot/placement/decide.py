@@ -244,5 +244,7 @@ def _put_off(
 
 def _of_running(preemption: Preemption, question: DecisionInput) -> Preemption:
     """Without victims that were only about to start: they have nothing to end."""
-    victims = tuple(one for one in preemption.victims if one in question.running)
+    names = {one.gang.name for one in preemption.victims}
+    running = [one for one in question.running if one.gang.name in names]
+    victims = tuple(one for one in preemption.victims if one in running)
     return replace(preemption, victims=victims)

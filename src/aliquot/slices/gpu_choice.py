@@ -3,8 +3,9 @@
 Memory is free if no grant has it and no program outside all grants uses it. Compute time is free if
 no slice has requested it; `background` slices reserve none. Of the GPUs with enough free capacity,
 those that are shared already come first, the fullest before the others, so that whole GPUs stay
-whole. A GPU that programs outside all grants use comes last, and of equal GPUs the one with the
-lower index first. A whole GPU is one of which no grant has a part.
+whole. A GPU that programs outside all grants use comes last, and of equal GPUs the one whose slices
+use less of its time, then the one with the lower index. A whole GPU is one of which no grant has a
+part.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from aliquot.model import GrantState, Isolation, Priority, format_bytes
+from aliquot.model import GrantState, Isolation, Priority, busy_steps, format_bytes
 from aliquot.model.errors import MpsError, NoCapacityError
 from aliquot.model.strength import UNKNOWN, format_strength
 from aliquot.placement.choose.machine import (
@@ -152,6 +153,20 @@ def _capacity(request: Request, one: SharedGpu, grants: Sequence[Grant]) -> GpuC
         unused_bytes=max(0, one.gpu.memory_bytes - one.gpu.used_bytes),
         holders=_slices_on(one, grants),
         strangers=bool(one.strangers),
+        busy=_busy(one, grants),
+    )
+
+
+def _busy(one: SharedGpu, grants: Sequence[Grant]) -> int:
+    """How much of the GPU's time its slices used in about the last second, in eighths."""
+    return busy_steps(
+        sum(
+            use.got_ratio or 0.0
+            for grant in grants
+            if grant.slices_on(one.gpu.uuid)
+            for part, use in zip(grant.slices, grant.compute, strict=True)
+            if part.gpu_uuid == one.gpu.uuid
+        )
     )
 
 

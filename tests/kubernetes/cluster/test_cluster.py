@@ -58,9 +58,11 @@ def failed(pod: Pod) -> Pod:
     return msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, phase="Failed"))
 
 
-def holding(node: GpuNode, pod: Pod, gpu: int, *, gib: int = 10, kind: str = "sliced") -> GpuNode:
+def holding(
+    node: GpuNode, pod: Pod, gpu: int, *, gib: int = 10, kind: str = "sliced", busy: int = 0
+) -> GpuNode:
     """The node, naming this pod on a GPU."""
-    part = held(pod, memory=gib * GIB, compute=20)
+    part = msgspec.structs.replace(held(pod, memory=gib * GIB, compute=20), busy=busy)
     gpus = tuple(
         msgspec.structs.replace(one, kind=kind, grants=(*one.grants, part))
         if one.index == gpu
@@ -113,6 +115,17 @@ def test_reported_grants_count_even_if_the_pod_is_gone() -> None:
     cluster.set_node("n0", holding(make_node("n0", 2), pod, 0))
     cluster.set_pod(pod.metadata.uid, None)
     assert row(cluster, "n0")["holders"] == [1, 0]
+
+
+def test_use_counts_up_to_a_whole_gpu_and_without_those_that_leave() -> None:
+    cluster, node = Cluster(), make_node("n1", 2)
+    for name, busy in (("a", 6), ("b", 5)):
+        node = holding(node, make_pod(name), 1, busy=busy)
+    cluster.set_node("n1", node)
+    assert cluster.chooser.allocations.busy[0].tolist() == [0, 8]
+    without = cluster.chooser_on("n1", {make_pod("a").metadata.uid})
+    assert without is not None
+    assert without.allocations.busy[0].tolist() == [0, 5]
 
 
 def test_a_pod_that_ended_no_longer_counts_by_its_plan() -> None:

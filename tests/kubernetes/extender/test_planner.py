@@ -48,6 +48,24 @@ def test_a_pod_without_gpus_may_go_anywhere() -> None:
     assert filtered(planner(), make_pod(), "a", "b") == ("a", "b")
 
 
+def test_a_slice_goes_beside_the_pod_that_uses_the_least() -> None:
+    def half_used(name: str, *busy: int) -> GpuNode:
+        node = make_node(name, len(busy), kind="sliced")
+        gpus = []
+        for gpu, steps in zip(node.status.gpus, busy, strict=True):
+            grant = NodeGrant(gpu.uuid, "ns", "p", "main", GPU_BYTES // 2, 50, busy=steps)
+            gpus.append(msgspec.structs.replace(gpu, grants=(grant,)))
+        status = msgspec.structs.replace(node.status, gpus=tuple(gpus))
+        return msgspec.structs.replace(node, status=status)
+
+    of, pod = planner(half_used("n1", 8, 4), half_used("n2", 7, 2)), make_pod(memory=8, core=20)
+    assert filtered(of, pod) == ("n2",)
+    reserved = of.cluster.reserved(pod.metadata.uid)
+    assert reserved is not None
+    assert reserved.parts[0].gpus == (gpu_uuid("n2", 1),)
+    assert plan(of, pod, "n1")[0].gpus == (gpu_uuid("n1", 1),)
+
+
 def test_the_offered_number_of_nodes_comes_back_best_first() -> None:
     nodes = [make_node(f"n{number}") for number in range(20)]
     names = filtered(planner(*nodes), make_pod(gpu=1))

@@ -21,7 +21,7 @@ from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.cluster.topology import Labels, Topology
 from aliquot.kubernetes.cluster.workloads import Workloads
 from aliquot.kubernetes.extender.planner import Planner
-from aliquot.kubernetes.gangs.backfill import BackfillWindow
+from aliquot.kubernetes.gangs.backfill import BackfillWindow, Spot
 from aliquot.placement.core.demand import Gang
 from aliquot.placement.decide import DecisionInput, decide
 from aliquot.placement.gangs.timeline import Timeline
@@ -105,13 +105,21 @@ def test_backfill_delays_no_planned_start(
         return
     window, planned = made
     offered = OfferedNodes.of(stage.cluster, stage.names)
+    placed: dict[str, Spot] = {}
     for kind, seconds in after:
         pod = stage.pod(kind, seconds)
         requests = stage.planner.requests(pod)
         spot = window.find(pod.metadata.uid, requests, stage.names, seconds, NOW + LATE)
         assert spot is None or window.has_place(requests, offered, seconds, NOW + LATE)
+        anew = BackfillWindow(stage.cluster, window._snapshot, window._line, planned)
+        for uid, one in placed.items():
+            anew.take(uid, one)
+        assert spot == anew.find(pod.metadata.uid, requests, stage.names, seconds, NOW + LATE)
         if spot is None:
             continue
+        placed[pod.metadata.uid] = spot
+        if kind == SMALL and placed:  # one that was placed before ends
+            stage.cluster.forget(next(iter(placed)))
         place = Reserved(pod.key, spot.node, spot.parts, math.inf)
         stage.cluster.reserve(pod.metadata.uid, place)
         window.take(pod.metadata.uid, spot)

@@ -13,6 +13,7 @@ import pytest
 from aliquot.kubernetes.api.objects import RuntimeContainer
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.node import processes
+from aliquot.kubernetes.node.busy import BusyMonitor
 from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants
@@ -20,6 +21,7 @@ from aliquot.kubernetes.node.idle import IdleMonitor
 from aliquot.kubernetes.node.parked import ParkingMonitor
 from aliquot.kubernetes.node.pods import ContainerRef, NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
+from aliquot.kubernetes.node.publish import status_of as published
 from aliquot.model import ComputeUse, Grant, GrantState, Parking, ParkingStep, Slice
 from aliquot.slices.arbiter_status import Status
 from kubernetes.builders import make_pod
@@ -205,6 +207,29 @@ def test_a_container_is_reported_again_only_after_it_has_used_a_gpu(node: Node) 
     assert check(60.0) == 2
     idle = IdleMonitor(node.saved, node.pods, node.events, 0.0)
     assert check(1e6) == 2, "this one reports none"
+
+
+def test_how_busy_containers_are_is_published_once_a_minute_and_only_if_it_changed(
+    node: Node,
+) -> None:
+    node.run(UIDS[0])
+    (name,) = node.saved.allocations.grants
+    (known,) = status_of(name).grants
+    changes: list[int] = []
+    monitor = BusyMonitor(lambda: changes.append(1))
+
+    def check(now: float, used: float, pid: int = 1) -> int:
+        part = (Slice(node.gpu.uuid, 1),)
+        grant = replace(known, slices=part, compute=(ComputeUse(used_seconds=used),))
+        monitor.check(replace(status_of(pid=pid), grants=(grant,), now=now))
+        (gpu,) = published(node.saved.allocations, {}, {}, "", "", busy=monitor.steps).gpus
+        return gpu.grants[0].busy
+
+    assert [check(0.0, 0.0), check(30.0, 30.0), check(59.0, 45.0)] == [0, 0, 0]
+    assert [check(60.0, 46.0), len(changes)] == [6, 1]
+    assert [check(120.0, 91.0), len(changes)] == [6, 1]
+    assert [check(130.0, 0.0, pid=2), check(189.0, 0.1, pid=2), len(changes)] == [6, 6, 1]
+    assert [check(190.0, 3.0, pid=2), len(changes)] == [0, 2], "less than a sixteenth is none"
 
 
 def test_each_parking_and_each_return_of_a_container_is_reported(node: Node) -> None:

@@ -29,6 +29,8 @@ _KINDS = ("whole", "shared", "sliced", "unhealthy")
 class NodeGrant(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A container's grant on a GPU: `memory` in bytes, `compute` in percent (0: an equal part).
 
+    `busy` is the share of the GPU's time that it used in a recent minute, in eighths; 0 also if
+    that is not known.
     The grant of a resource claim has its name and UID, no container, and one of its pods.
     """
 
@@ -42,6 +44,7 @@ class NodeGrant(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     priority: str = "normal"
     claim: str = ""
     claim_uid: str = msgspec.field(name="claimUID", default="")
+    busy: int = 0
 
 
 class NodeLink(msgspec.Struct, frozen=True, rename="camel"):
@@ -97,6 +100,20 @@ class GpuNodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 def says_the_same(before: GpuNodeStatus, now: GpuNodeStatus) -> bool:
     """Whether two reports differ in nothing but their time."""
     return msgspec.structs.replace(before, reported=now.reported) == now
+
+
+def says_the_same_but_for_use(before: GpuNodeStatus, now: GpuNodeStatus) -> bool:
+    """Whether two reports also differ in nothing but how busy the GPUs are."""
+    return says_the_same(_without_use(before), _without_use(now))
+
+
+def _without_use(status: GpuNodeStatus) -> GpuNodeStatus:
+    replace = msgspec.structs.replace
+    gpus = (
+        replace(gpu, grants=tuple(replace(one, busy=0) for one in gpu.grants))
+        for gpu in status.gpus
+    )
+    return replace(status, gpus=tuple(gpus))
 
 
 def summary_of(gpus: Sequence[NodeGpu]) -> NodeSummary:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from aliquot.kubernetes.cluster.hardware import KINDS, milli_of
 from aliquot.kubernetes.cluster.parts import Part
 from aliquot.model import Priority
+from aliquot.model.compute import BUSY_STEPS
 from aliquot.placement.core.allocations import NodeFree
 from aliquot.placement.core.demand import WHOLE_MILLI, Kind
 
@@ -103,7 +104,8 @@ class NodeUsage:
                 _subtract(uses, self._by_pod.get(uid, ()))
         free = [_free(gpu, uses.get(gpu.uuid, {}), most_holders) for gpu in self._status.gpus]
         milli, sizes, kinds, holders = zip(*free, strict=True) if free else ((), (), (), ())
-        return NodeFree(milli, sizes, kinds, holders, self._on_gpus(without))
+        busy = tuple(_busy(gpu, without) for gpu in self._status.gpus)
+        return NodeFree(milli, sizes, kinds, holders, self._on_gpus(without), busy)
 
     def labels(self, without: Collection[str] = ()) -> set[str]:
         """The labels of pods that use a GPU here, but for the pods of these UIDs."""
@@ -233,6 +235,11 @@ def _uses(parts: Iterable[Part], shares: int) -> dict[str, Use]:
             if not one.init:
                 running[gpu] = now
     return most
+
+
+def _busy(gpu: NodeGpu, without: Collection[str]) -> int:
+    """How much of the GPU's time is used, in eighths, but for the pods `without`."""
+    return min(BUSY_STEPS, sum(one.busy for one in gpu.grants if one.pod_uid not in without))
 
 
 def _free(

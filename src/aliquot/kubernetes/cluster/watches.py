@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aliquot.kubernetes.api.budget import BUDGETS
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import DEVICE_CLASSES, RESOURCE_CLAIMS
-from aliquot.kubernetes.api.gpunode import says_the_same
+from aliquot.kubernetes.api.gpunode import says_the_same, says_the_same_but_for_use
 from aliquot.kubernetes.api.objects import (
     GPU_NODES,
     LIVE_PODS,
@@ -160,7 +160,8 @@ class ClusterWatches:
             return  # its agent lives, and nothing has changed
         if one := now or before:
             self._view.set_gpu_node(one.metadata.name, now)
-            self._changed()
+            if not (before and now and says_the_same_but_for_use(before.status, now.status)):
+                self._changed()  # use decides between equal places only: it is no reason to decide
 
     def _on_resource_claim(
         self, found: ResourceClaims, before: ResourceClaim | None, now: ResourceClaim | None

@@ -10,6 +10,7 @@
 - `health`: GPUs that turn unhealthy or recover: their allocations, and events about them.
 - `processes`: GPU use outside every grant, and images in which no driver can run.
 - `idle`: containers that have GPUs and use none of them.
+- `busy`: how much of the time of their GPUs containers really use.
 - `parked`: containers whose memory leaves their GPU because they are idle.
 - `tenant_files`: looking safely at the untrusted files of a container.
 - `publish`: the node's GPUNode object.

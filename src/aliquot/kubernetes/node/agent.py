@@ -31,6 +31,7 @@ from aliquot.kubernetes.api.http_server import serve_http
 from aliquot.kubernetes.api.objects import NODES
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
+from aliquot.kubernetes.node.busy import BusyMonitor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
 from aliquot.kubernetes.node.dra.service import DraDriver
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
@@ -167,6 +168,7 @@ class Agent:
         self.publisher = Publisher(
             client, options.node, self._gpunode_status, self.requests.wait_sent
         )
+        self.busy = BusyMonitor(self.publisher.change)
         self.metrics.registry.register(self._collector())
         self._wake = asyncio.Event()
         self._asking: asyncio.Task[Status] | None = None
@@ -276,6 +278,7 @@ class Agent:
                     self.processes.check(status)
                     self.idle.check(status)
                     self.parked.check(status)
+                    self.busy.check(status)
                     self.supervisor.check(status)
                     await self.processes.tell_cgroups(status, self.arbiter)
                     await self.releaser.end_orphans(status)
@@ -348,6 +351,7 @@ class Agent:
             self.machine.attached,
             self.machine.inventory.driver_version,
             self.injection.way,
+            busy=self.busy.steps,
         )
         return msgspec.structs.replace(
             status, problem=self._problem, allocator=self.options.allocator

@@ -49,16 +49,18 @@ LATE_SECONDS = 10.0
 _log = structlog.get_logger(__name__)
 
 
-def status_of(
+def status_of(  # noqa: PLR0913 - all that it says
     allocations: NodeAllocations,
     gpus: Mapping[str, Gpu],
     attached: Mapping[str, DeviceLocation],
     driver_version: str,
     injection: str,
+    *,
+    busy: Mapping[tuple[str, str], int],
 ) -> GpuNodeStatus:
-    """The status of the GPUNode object."""
+    """The status of the GPUNode object; `busy` as `BusyMonitor.steps` has it."""
     found = tuple(
-        _gpu(allocations, gpu, gpus.get(gpu.uuid), attached.get(gpu.uuid))
+        _gpu(allocations, gpu, gpus.get(gpu.uuid), attached.get(gpu.uuid), busy)
         for gpu in allocations.gpus.values()
     )
     return GpuNodeStatus(
@@ -71,7 +73,11 @@ def status_of(
 
 
 def _gpu(
-    allocations: NodeAllocations, host: HostGpu, gpu: Gpu | None, attached: DeviceLocation | None
+    allocations: NodeAllocations,
+    host: HostGpu,
+    gpu: Gpu | None,
+    attached: DeviceLocation | None,
+    busy: Mapping[tuple[str, str], int],
 ) -> NodeGpu:
     return NodeGpu(
         index=host.index,
@@ -85,7 +91,7 @@ def _gpu(
         links=tuple(NodeLink(link.index, link.kind) for link in (gpu.links if gpu else ())),
         kind=allocations.kind(host.uuid),
         grants=tuple(
-            _granted(grant, part)
+            _granted(grant, part, busy.get((grant.name, host.uuid), 0))
             for grant in allocations.grants.values()
             for part in grant.allocated
             if part.gpu == host.uuid
@@ -93,7 +99,7 @@ def _gpu(
     )
 
 
-def _granted(grant: ContainerGrant, part: GpuAllocation) -> NodeGrant:
+def _granted(grant: ContainerGrant, part: GpuAllocation, busy: int) -> NodeGrant:
     """What a container has of a GPU; init containers too, which the scheduler knows by the plan."""
     return NodeGrant(
         pod_uid=grant.owner.uid,
@@ -106,6 +112,7 @@ def _granted(grant: ContainerGrant, part: GpuAllocation) -> NodeGrant:
         compute=max(grant.requested.compute, grant.current.compute),
         policy=str(grant.current.policy),
         priority=str(grant.current.priority),
+        busy=busy,
     )
 
 

@@ -9,6 +9,10 @@ the strategy counts. Where several GPUs are asked for, the node whose GPUs have 
 link is taken. And a node that already has GPUs of the demand's kind is filled before another node
 is opened for that kind, unless the strategy spreads or leaves the node to chance.
 
+Of places that cost the same, a part of a GPU goes to the GPU whose time is used the least, as far
+as that is known: so a second heavy program comes beside a light one. Programs that have just begun
+count as idle.
+
 Chance decides between equal costs. It is drawn from the seed and the allocations' fingerprint, so
 asking changes nothing: the same snapshot, seed and request have one answer, however often they are
 asked.
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aliquot.placement.choose.kept_rows import KeptRows
-from aliquot.placement.core.demand import Demand, Near, Placement
+from aliquot.placement.core.demand import Demand, Kind, Near, Placement
 from aliquot.placement.core.fit import any_of, gpus_that_fit, hashed, nodes_that_fit, rows_of
 from aliquot.placement.core.links import Reach, closest, slowest_within
 
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
 SHAPES_KEPT = 512
 EQUAL = 1e-8
 NOT_FITTING = 1 << 20
+BUSY = 1e-7  # of an eighth of a GPU's time: more than what is equal, less than any strategy counts
+MOST = np.iinfo(np.int8).max
 STRENGTH = 1000.0  # a step of it weighs more than any cost of a strategy
 NEARNESS = (Reach.SYS, Reach.PIX, Reach.NVLINK, Reach.ITSELF), (0.0, 0.4, 0.6, 1.0)
 
@@ -63,16 +69,26 @@ class Relation:
 class Chooser:
     """A strategy at work on allocations."""
 
-    def __init__(self, allocations: Allocations, by: Strategy, *, seed: int = 0) -> None:
+    def __init__(
+        self, allocations: Allocations, by: Strategy, *, seed: int = 0, shapes: int = SHAPES_KEPT
+    ) -> None:
         self.allocations = allocations
+        self._shapes_kept = shapes
         self._by = by
         self._seed = seed
         self._shapes: dict[Demand, _Remembered] = {}
         self._rows = KeptRows(allocations, by.prepare)
 
-    def choose(self, demand: Demand, relations: Sequence[Relation] = ()) -> Placement | None:
-        """The cheapest place for the demand; None where there is none. Takes nothing."""
+    def choose(
+        self, demand: Demand, relations: Sequence[Relation] = (), among: Bools | None = None
+    ) -> Placement | None:
+        """The cheapest place for the demand, `among` these nodes; None where there is none.
+
+        Takes nothing.
+        """
         cost, gpu, allowed = self._weigh(demand, relations)
+        if among is not None:
+            cost = np.where(among, cost, np.inf)
         return self._pick(demand, cost, gpu, allowed)
 
     def gpus_on(self, node: int, demand: Demand) -> tuple[int, ...]:
@@ -118,7 +134,7 @@ class Chooser:
             known.cost[rows], known.gpu[rows] = self._costs(demand, rows, known.nodes, None)
         known.version = allocations.version
         self._shapes[demand] = known  # the last asked for is the last to be forgotten
-        if len(self._shapes) > SHAPES_KEPT:
+        if len(self._shapes) > self._shapes_kept:
             del self._shapes[next(iter(self._shapes))]
         return known
 
@@ -141,7 +157,9 @@ class Chooser:
             fits &= nodes[:, None]
             return self._costs_where_it_fits(demand, rows, fits)
         if len(some):
-            cost[some], gpu[some] = self._costs_where_it_fits(demand, rows.part(some), fits[some])
+            cost[some], gpu[some] = self._costs_where_it_fits(
+                demand, rows.part(some), fits.take(some, axis=0)
+            )
         return cost, gpu
 
     def _costs_where_it_fits(
@@ -149,6 +167,8 @@ class Chooser:
     ) -> tuple[NDArray[np.float64], Ints]:
         if demand.gpus == 1:
             best, gpu = self._by.one(rows, demand, fits)
+            if self.allocations.knows_use and demand.kind is not Kind.WHOLE:
+                best, gpu = self._least_busy(rows, fits, best, gpu)
         else:
             gpu = np.zeros(len(rows.index), dtype=np.int64)
             best = self._by.several(rows, demand, fits)
@@ -160,6 +180,20 @@ class Chooser:
             rank = self.allocations.hardware.rank[rows.index]
             best = best + demand.strength_sign * STRENGTH * rank
         return best, gpu
+
+    def _least_busy(
+        self, rows: Rows, fits: Bools, best: NDArray[np.float64], gpu: Ints
+    ) -> tuple[NDArray[np.float64], Ints]:
+        """The same costs and GPUs; of GPUs of a node in the same state the least busy one."""
+        busy = self.allocations.busy
+        some = np.flatnonzero(busy[rows.index, gpu])  # the others cannot be less busy
+        if not (len(some) and self._by.lean):  # else the GPU is left to chance
+            return best, gpu
+        like, gpu = fits[some], gpu.copy()
+        for column in (rows.kind, rows.milli, rows.bytes):
+            like &= column[some] == column[some, gpu[some]][:, None]
+        gpu[some] = np.where(like, busy[rows.index[some]], MOST).argmin(axis=1)
+        return best + BUSY * busy[rows.index, gpu], gpu
 
     def _farness(self, rows: Rows, demand: Demand, fits: Bools) -> NDArray[np.float64]:
         """How slow the slowest link is between the GPUs meant on each node, from 0 to 1."""

@@ -38,24 +38,23 @@ def lowest(cost: Floats, rows: Rows, demand: Demand, fits: Bools) -> tuple[Float
     return cost[np.arange(len(gpu)), gpu], gpu
 
 
-def lower(cost: Floats, gpu: Ints, of_gpus: Floats, gpus: Ints, width: int) -> None:
-    """Lower the costs of nodes to those of some GPUs; of equal GPUs the first is taken.
+def lowest_of(
+    of_gpus: Floats, gpus: Ints, row: Ints, shape: tuple[int, int]
+) -> tuple[Floats, Ints]:
+    """The same where costs are known of some GPUs only; infinite without any.
 
-    `gpus` are indexes in the flat table of GPUs, in order; a node has `width` of them.
+    `gpus` are indexes in the flat table of GPUs, in order, and `row` has the row of each.
     """
-    row = gpus // width
-    table = np.full((len(cost), width), np.inf)
+    table = np.full(shape, np.inf)
     table.ravel()[gpus] = of_gpus
     least = table[:, 0].copy()
     for other in table.T[1:]:
         np.minimum(least, other, out=least)
     is_least = np.flatnonzero(of_gpus == least.take(row))
-    first, row = first_of_each(row[is_least], gpus[is_least], row[is_least])
-    now, column = least[row], first - row * width
-    known = cost[row]
-    better = (now < known) | ((now == known) & (column < gpu[row]))
-    row = row[better]
-    cost[row], gpu[row] = now[better], column[better]
+    first, at = first_of_each(row.take(is_least), gpus.take(is_least), row.take(is_least))
+    column = np.zeros(len(least), dtype=np.int64)
+    column[at] = first - at * shape[1]
+    return least, column
 
 
 def first_of_each(row: Ints, *columns: Ints) -> list[Ints]:

@@ -2,13 +2,14 @@
 
 What is free of a GPU is the smaller part of its memory and its compute time. A slice goes to a GPU
 that is already sliced, so whole GPUs stay whole for requests that need one; of these to the weakest
-model, and of these to the one with the least free that still fits it. Whole GPUs are taken of the
-strongest model. A GPU in trouble comes last, sliced or not: one that a program outside Aliquot
-uses, that has less free than the allocations say, or that admits one process at a time. A whole GPU
-is one that nobody holds. A GPU on which slices would have to take turns with memory comes after
-those with room, and of several the one whose programs use least of it. A request goes only beside
-slices that it accepts and that accept it (`model.neighbours`). Several GPUs are chosen for the best
-slowest link among those that are equally good.
+model, of these to the one with the least free that still fits it, and of equal ones to the one
+whose time is used the least. Whole GPUs are taken of the strongest model. A GPU in trouble comes
+last, sliced or not: one that a program outside Aliquot uses, that has less free than the
+allocations say, or that admits one process at a time. A whole GPU is one that nobody holds. A GPU
+on which slices would have to take turns with memory comes after those with room, and of several the
+one whose programs use least of it. A request goes only beside slices that it accepts and that
+accept it (`model.neighbours`). Several GPUs are chosen for the best slowest link among those that
+are equally good.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class GpuCapacity:
 
     `unused_bytes` is what the driver itself says nobody uses, `holders` how many slices it has,
     `strangers` whether programs outside every grant use it. `occupants` are its slices, as their
-    neighbours see them. With the request the slices would have `excess_bytes` more than the GPU, in
-    turns, and `crowded_bytes` more if only what programs use counts.
+    neighbours see them. `busy` is how much of its time they really use, in eighths. With the
+    request the slices would have `excess_bytes` more than the GPU, in turns, and `crowded_bytes`
+    more if only what programs use counts.
     """
 
     gpu: Gpu
@@ -47,6 +49,7 @@ class GpuCapacity:
     occupants: tuple[Occupant, ...] = ()
     excess_bytes: int = 0
     crowded_bytes: int = 0
+    busy: int = 0
 
 
 def choose_gpus(request: Request, gpus: Sequence[GpuCapacity]) -> list[Gpu] | None:
@@ -127,12 +130,13 @@ def is_strong_enough(request: Request, gpu: Gpu) -> bool:
 
 
 def _packed(request: Request, one: GpuCapacity) -> tuple[float, ...]:
-    """Smaller is better: no trouble, no turns, sliced, weak, tight; if unsliced, the emptiest."""
+    """Smaller is better: no trouble, no turns, sliced, weak, tight, idle; unsliced: emptiest."""
     strength = -one.gpu.strength if request.is_whole else one.gpu.strength
     last = _in_trouble(request, one), one.excess_bytes > 0, one.crowded_bytes
     if request.is_whole or not one.holders:
         return *last, True, strength, -_spare(one)
-    return *last, False, strength, _spare(one)
+    busy = one.busy if request.gpus == 1 else 0  # among several, the links decide
+    return *last, False, strength, _spare(one), busy
 
 
 def _in_trouble(request: Request, one: GpuCapacity) -> bool:

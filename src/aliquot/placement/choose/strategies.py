@@ -14,9 +14,9 @@ import numpy as np
 from aliquot.model.errors import InvalidValueError
 from aliquot.placement.choose.fgd import Fgd
 from aliquot.placement.choose.forecast import ANYTHING, carried, outlook
-from aliquot.placement.choose.lowest import CUT_FIRST, first_of_each, lower, lowest, tightest
+from aliquot.placement.choose.lowest import CUT_FIRST, lowest, lowest_of, tightest
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
-from aliquot.placement.core.fit import sizes_left
+from aliquot.placement.core.fit import first_of, sizes_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,45 +127,32 @@ class Fragmentation:
         self._sizes, self._counts = ahead.holes.fill.shape[1], ahead.idle.fill.shape[1]
 
     def prepare(self, rows: Rows) -> tuple[NDArray[Any], ...]:
-        """The node's cost as it is, and for fill, CPU and memory what the node is worth.
+        """The node's cost as it is, its free GPUs, and for fill, CPU and memory what it is worth.
 
-        `total` is what it is worth in all, `rest` what without each of its GPUs that are cut, and
-        `less` what with one free GPU less.
+        `total` is what it is worth in all, `rest` what without each of its GPUs: if the GPU is
+        free, what with one free GPU less.
         """
         holes, sums, idle = self._before(rows)
         fewer = np.maximum(idle - 1, rows.model * self._counts)
-        rest = [total[:, None] - hole for total, hole in zip(sums, holes, strict=True)]
-        less = [
-            total - (of_idle.take(idle) - of_idle.take(fewer))
-            for total, of_idle in zip(sums, self._idle, strict=True)
-        ]
-        return (self._before_cost(rows, sums), idle, *sums, *less, *rest)
+        rest = []
+        for total, hole, of_idle in zip(sums, holes, self._idle, strict=True):
+            less = total - (of_idle.take(idle) - of_idle.take(fewer))
+            rest.append(np.where(rows.free, less[:, None], total[:, None] - hole))
+        return (self._before_cost(rows, sums), idle, *sums, *rest)
 
     def one(self, rows: Rows, demand: Demand, fits: Bools) -> tuple[Floats, Ints]:
         """The worth that each choice takes from the node; of free GPUs the first stands for all."""
         prepared = rows.prepared or self.prepare(rows)
-        less, rest = prepared[5:8], prepared[8:]
-        width = fits.shape[1]
-        cost, gpu = np.full(len(fits), np.inf), np.zeros(len(fits), dtype=np.int64)
-        free = np.flatnonzero(fits & rows.free)
-        row = free // width
-        free, row = first_of_each(row, free, row)
-        if len(free):
-            cost[row] = self._cost_of(rows, demand, prepared[0], (less, row), (free, row))
-            gpu[row] = free - row * width
-            if demand.thrifty:
-                cost += CUT_FIRST
-        cut = np.flatnonzero(fits & ~rows.free)
-        if len(cut):
-            row = cut // width
-            of_cut = self._cost_of(rows, demand, prepared[0], (rest, cut), (cut, row))
-            lower(cost, gpu, of_cut, cut, width)
-        return cost, gpu
+        gpus = np.flatnonzero((fits & ~rows.free) | first_of(fits & rows.free))
+        row = gpus // fits.shape[1]
+        cost = self._cost_of(rows, demand, prepared[0], prepared[5:], (gpus, row))
+        if demand.thrifty:
+            cost += CUT_FIRST * rows.free.take(gpus)
+        return lowest_of(cost, gpus, row, fits.shape)
 
     def several(self, rows: Rows, demand: Demand, fits: Bools) -> Floats:
         """The same, for a set of GPUs or none."""
-        before, idle, *worth = rows.prepared or self.prepare(rows)
-        later = worth[:3]
+        before, idle, *later = (rows.prepared or self.prepare(rows))[:5]
         if demand.kind is Kind.WHOLE:  # all of them are free, and nothing is left of them
             after = rows.model * self._sizes
             later = [
@@ -223,27 +210,23 @@ class Fragmentation:
         rows: Rows,
         demand: Demand,
         before: Floats,
-        others: tuple[Sequence[Floats], Ints],
+        rest: Sequence[Floats],
         gpus: tuple[Ints, Ints],
     ) -> Floats:
-        """The cost of taking each of these GPUs, given by its index and its row.
-
-        `others` are the tables of what the rest of a node is worth, and where each GPU has its.
-        """
+        """The cost of taking each of these GPUs, given by its index and its row."""
         flat, row = gpus
         after = _size_after(rows, demand, row, flat)
         if len(self._holes[0]) > self._sizes:
             after += rows.model.take(row) * self._sizes
-        tables, at = others
         left = [rows.cpu - demand.cpu_milli, rows.ram - demand.ram_bytes]
-        later = tables[0].take(at)
+        later = rest[0].take(flat)
         later += self._holes[0].take(after)
         for number, there in enumerate(left):
             if not self._ahead.uses[number]:  # then it only matters that there is some
                 if not (there > 0).all():
                     later *= np.sign(there).take(row)
                 continue
-            need = tables[1 + number].take(at)
+            need = rest[1 + number].take(flat)
             need += self._holes[1 + number].take(after)
             later *= carried(there.take(row), need)
         return np.asarray(np.subtract(before.take(row), later, out=later))

@@ -38,7 +38,8 @@ class OverallocatedError(Exception):
 class NodeFree:
     """For each GPU of a node: what is free, its kind of use, how many hold it, and their marks.
 
-    No `marks` at all: there are none.
+    No `marks` at all: there are none. `busy` are eighths of its time that are really used; none at
+    all: nobody knows of any.
     """
 
     milli: tuple[int, ...]
@@ -46,6 +47,7 @@ class NodeFree:
     kind: tuple[Kind, ...]
     holders: tuple[int, ...]
     marks: tuple[tuple[Mark, ...], ...] = ()
+    busy: tuple[int, ...] = ()
 
 
 class Allocations:
@@ -63,6 +65,8 @@ class Allocations:
         for name in CHANGING:
             setattr(self, name, getattr(source, name).copy())
         self.marks: Marks = source.marks.copy()
+        self.busy: NDArray[np.int8] = source.busy.copy()
+        self.knows_use: bool = source.knows_use
         self._changes: list[int] = []
         self._first_change = 0
         self._fingerprint = fingerprint
@@ -70,7 +74,7 @@ class Allocations:
     def snapshot(self) -> Snapshot:
         """A snapshot of it."""
         free = {name: getattr(self, name).copy() for name in CHANGING}
-        return Snapshot(self.hardware, **free, marks=self.marks.copy())
+        return Snapshot(self.hardware, **free, busy=self.busy.copy(), marks=self.marks.copy())
 
     def copy(self) -> Allocations:
         """Another working copy, for what may be thrown away."""
@@ -80,11 +84,14 @@ class Allocations:
     def fingerprint(self) -> int:
         """A hash: equal allocations have the same one, whatever takes and gives led to them."""
         if self._fingerprint is None:
-            column = np.arange(1, self.holders.shape[1] + 1)
-            rows = ((self.milli_free + self.holders) * column).sum(axis=1)
-            rows = (rows + self.cpu_free + self.ram_free).astype(np.uint64)
-            self._fingerprint = int((rows * _weights(len(rows))).sum())
+            self._fingerprint = self._part_of_fingerprint(slice(None))
         return self._fingerprint
+
+    def _part_of_fingerprint(self, nodes: Ints | slice) -> int:
+        column = np.arange(1, self.holders.shape[1] + 1)
+        rows = ((self.milli_free[nodes] + self.holders[nodes]) * column).sum(axis=1)
+        rows = (rows + self.cpu_free[nodes] + self.ram_free[nodes]).astype(np.uint64)
+        return int((rows * _weights(self.hardware.size)[nodes]).sum())
 
     @property
     def version(self) -> int:
@@ -177,30 +184,31 @@ class Allocations:
 
     def free_on(self, nodes: Ints) -> FreeOnNodes:
         """What is free on these nodes."""
-        free = {name: getattr(self, name)[nodes] for name in CHANGING}
+        free = {name: getattr(self, name).take(nodes, axis=0) for name in CHANGING}
         return FreeOnNodes(nodes, **free, marks=self.marks.of(nodes.tolist()))
+
+    def put(self, free: FreeOnNodes) -> None:
+        """Overwrite what is free on some nodes."""
+        before = self._part_of_fingerprint(free.nodes) if self._fingerprint is not None else 0
+        self._overwrite(free)
+        if self._fingerprint is not None:
+            more = self._part_of_fingerprint(free.nodes) - before
+            self._fingerprint = (self._fingerprint + more) & _64_BITS
 
     def lower_to(self, other: FreeOnNodes) -> None:
         """Reduce what is free to what is free in `other` too, a later moment or the same.
 
         A GPU that has one kind of use now and another one then is taken as a whole.
         """
-        nodes = other.nodes
-        kind = self.kind[nodes]
-        neither = (kind != _FREE) & (other.kind != _FREE) & (kind != other.kind)
-        for mine, theirs in (
-            (self.milli_free, other.milli_free),
-            (self.bytes_free, other.bytes_free),
-        ):
-            least = np.minimum(mine[nodes], theirs)
-            mine[nodes] = np.where(neither, np.minimum(least, 0), least)
-        self.cpu_free[nodes] = np.minimum(self.cpu_free[nodes], other.cpu_free)
-        self.ram_free[nodes] = np.minimum(self.ram_free[nodes], other.ram_free)
-        self.kind[nodes] = np.where(neither, _WHOLE, np.maximum(kind, other.kind))
-        self.holders[nodes] = np.maximum(self.holders[nodes], other.holders)
-        self.marks.add_later(other.marks)
+        self._overwrite(self.free_on(other.nodes).lowered_to(other))
         self._fingerprint = None
-        self._note(*nodes.tolist())
+
+    def _overwrite(self, free: FreeOnNodes) -> None:
+        for name in CHANGING:
+            getattr(self, name)[free.nodes] = getattr(free, name)
+        nodes = free.nodes.tolist()
+        self.marks.put(nodes, free.marks)
+        self._note(*nodes)
 
     def take_all(self, bundle: Bundle) -> None:
         """Take what many placements need, which must be known to fit."""
@@ -229,9 +237,11 @@ class Allocations:
             (self.bytes_free, free.bytes),
             (self.kind, free.kind),
             (self.holders, free.holders),
+            (self.busy, free.busy),
         ):
             mine[node] = 0
             mine[node, : len(now)] = now
+        self.knows_use = self.knows_use or any(free.busy)
         self.marks.set_node(node, free.marks)
         self.milli_free[node, gone] = self.bytes_free[node, gone] = ABSENT
         if self._fingerprint is not None:
@@ -299,6 +309,35 @@ class FreeOnNodes:
     cpu_free: Ints
     ram_free: Ints
     marks: Marks
+
+    def part(self, index: Sequence[int]) -> FreeOnNodes:
+        """The same for some of the nodes, by their index here."""
+        nodes = self.nodes[index]
+        free = {name: getattr(self, name)[index] for name in CHANGING}
+        return FreeOnNodes(nodes, **free, marks=self.marks.of(nodes.tolist()))
+
+    def lowered_to(self, other: FreeOnNodes) -> FreeOnNodes:
+        """What is free both here and in `other`, of the same nodes (`Allocations.lower_to`)."""
+        neither = (self.kind != _FREE) & (other.kind != _FREE) & (self.kind != other.kind)
+        milli, size = (
+            np.where(neither, np.minimum(least, 0), least)
+            for least in (
+                np.minimum(self.milli_free, other.milli_free),
+                np.minimum(self.bytes_free, other.bytes_free),
+            )
+        )
+        marks = self.marks.copy()
+        marks.add_later(other.marks)
+        return FreeOnNodes(
+            nodes=self.nodes,
+            milli_free=milli,
+            bytes_free=size,
+            kind=np.where(neither, _WHOLE, np.maximum(self.kind, other.kind)),
+            holders=np.maximum(self.holders, other.holders),
+            cpu_free=np.minimum(self.cpu_free, other.cpu_free),
+            ram_free=np.minimum(self.ram_free, other.ram_free),
+            marks=marks,
+        )
 
 
 @dataclass(frozen=True, slots=True)

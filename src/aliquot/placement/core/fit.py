@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _FREE = int(Kind.FREE)  # numpy is slow with an enum's members
+_A_WORD = 8  # truths in a number of 64 bits
 
 
 class Lack(StrEnum):
@@ -65,8 +67,8 @@ class Rows:
 
     def part(self, some: Ints) -> Rows:
         """Some of these rows, copied."""
-        parts = {name: getattr(self, name)[some] for name in BY_ROW}
-        prepared = tuple(column[some] for column in self.prepared)
+        parts = {name: getattr(self, name).take(some, axis=0) for name in BY_ROW}
+        prepared = tuple(column.take(some, axis=0) for column in self.prepared)
         return Rows(**parts, source=self.source, prepared=prepared)
 
     def with_prepared(self, columns: tuple[NDArray[Any], ...]) -> Rows:
@@ -158,10 +160,29 @@ def nodes_that_fit(rows: Rows, demand: Demand, gpus: Bools, nodes: Bools | None)
 
 def any_of(gpus: Bools) -> Bools:
     """Whether some GPU of each row is true; for few columns faster than `any(axis=1)`."""
+    if gpus.shape[1] == _A_WORD:
+        return np.asarray(_words(gpus) != 0)
     found = np.zeros(len(gpus), dtype=bool)
     for column in gpus.T:
         found |= column
     return found
+
+
+def first_of(gpus: Bools) -> Bools:
+    """The first GPU of each row that is true."""
+    if gpus.shape[1] == _A_WORD and sys.byteorder == "little":
+        words = _words(gpus)
+        return np.asarray((words & -words).view(bool).reshape(gpus.shape))
+    before, found = np.zeros(len(gpus), dtype=bool), np.zeros_like(gpus)
+    for column, first in zip(gpus.T, found.T, strict=True):
+        np.greater(column, before, out=first)
+        before |= column
+    return found
+
+
+def _words(gpus: Bools) -> NDArray[np.uint64]:
+    """Each row of 8 truths as one number, which numpy compares at once."""
+    return np.ascontiguousarray(gpus).view(np.uint64).ravel()
 
 
 def count_of(gpus: Bools) -> Ints:

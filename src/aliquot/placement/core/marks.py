@@ -56,6 +56,8 @@ class Marks:
 
     def of(self, nodes: Iterable[int]) -> Marks:
         """Those of some nodes."""
+        if not self:
+            return Marks()
         return Marks({node: self._by_node[node] for node in nodes if node in self._by_node})
 
     def on(self, node: int, gpu: int) -> OnGpu:
@@ -89,6 +91,11 @@ class Marks:
     def set_node(self, node: int, marks: Sequence[OnGpu]) -> None:
         """Overwrite the marks of a node, GPU by GPU."""
         self._put(node, {gpu: _sorted(some) for gpu, some in enumerate(marks) if some})
+
+    def put(self, nodes: Iterable[int], other: Marks) -> None:
+        """Overwrite the marks of some nodes by those that others have there."""
+        for node in nodes if self or other else ():
+            self._put(node, other._by_node.get(node, {}))
 
     def add_later(self, other: Marks) -> None:
         """Add the marks of another moment: they keep slices away, and none can be beside them."""

@@ -183,7 +183,8 @@ class Hardware:
 class Snapshot:
     """What is free on all nodes at one moment; `holders` counts those of each GPU. Read-only.
 
-    `marks` are those that slices leave on GPUs for others to see.
+    `marks` are those that slices leave on GPUs for others to see. `busy` is how much of the time of
+    each GPU is really used, in eighths, as far as that is known: it decides between equal places.
     """
 
     hardware: Hardware
@@ -193,10 +194,16 @@ class Snapshot:
     holders: Ints
     cpu_free: Ints
     ram_free: Ints
+    busy: NDArray[np.int8]
     marks: Marks = field(default_factory=Marks)
 
+    @property
+    def knows_use(self) -> bool:
+        """Whether any GPU is known to be used."""
+        return bool(self.busy.any())
+
     def __post_init__(self) -> None:
-        for name in CHANGING:
+        for name in (*CHANGING, "busy"):
             getattr(self, name).flags.writeable = False
 
 
@@ -212,6 +219,7 @@ def empty(nodes: Sequence[NodeHardware]) -> Snapshot:
         holders=np.zeros(present.shape, dtype=np.int64),
         cpu_free=hardware.cpu_milli.copy(),
         ram_free=hardware.ram_bytes.copy(),
+        busy=np.zeros(present.shape, dtype=np.int8),
     )
 
 

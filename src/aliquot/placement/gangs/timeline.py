@@ -112,6 +112,10 @@ class Timeline:
         time, allocations = next(self._walk())
         return self._lowered(allocations, time, time + seconds)
 
+    def starts_within(self, seconds: float) -> int:
+        """How many moments of planned starts come in this time; `free_for` depends on no more."""
+        return sum(self.now < at < self.now + seconds for at, _ in self._known_falls())
+
     def earliest(self, gang: Gang, before: float = math.inf) -> Running | None:
         """The first start at which the gang fits before this time; None if there is none."""
         for time, allocations in self._walk():
@@ -165,15 +169,18 @@ class Timeline:
 
     def _lowered(self, allocations: Allocations, time: float, end: float) -> Allocations:
         """What stays free until then: less at each planned start."""
-        if self._falls is None:
-            self._falls = list(self._begin_by_begin())
-        falls = [free for at, free in self._falls if time < at < end]
+        falls = [free for at, free in self._known_falls() if time < at < end]
         if not falls:
             return allocations
         least = allocations.copy()
         for free in falls:
             least.lower_to(free)
         return least
+
+    def _known_falls(self) -> list[tuple[float, FreeOnNodes]]:
+        if self._falls is None:
+            self._falls = list(self._begin_by_begin())
+        return self._falls
 
     def _begin_by_begin(self) -> Iterator[tuple[float, FreeOnNodes]]:
         """Each moment of planned starts, with what is free on their nodes then."""

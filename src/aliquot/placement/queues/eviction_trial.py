@@ -63,6 +63,8 @@ class EvictionTrial:
             for node in fall.free.nodes.tolist():
                 self._falls_on[node].append(fall)
         self._ended: dict[str, Running] = {}
+        self._least: Allocations | None = None  # with the planned starts
+        self._changed: set[int] = set()  # rows that it does not know yet
         self._free = int(allocations.milli_free[allocations.hardware.present].sum())
         self._milli = {one.gang.name: one.gang.milli for one in running}
 
@@ -97,10 +99,18 @@ class EvictionTrial:
         self._end_exactly(ended)
         if not self._falls:
             return self._allocations
-        least = self._allocations.copy()
-        for fall in self._falls:
-            least.lower_to(fall.free)
-        return least
+        if self._least is None:
+            self._least = self._allocations.copy()
+            for fall in self._falls:
+                self._least.lower_to(fall.free)
+        elif self._changed:
+            rows = np.array(sorted(self._changed), dtype=np.int64)
+            self._least.put(self._allocations.free_on(rows))
+            for fall in self._falls:
+                if part := fall.on(self._changed):
+                    self._least.lower_to(part)
+        self._changed.clear()
+        return self._least
 
     def _end_exactly(self, ended: Sequence[Running]) -> None:
         wanted = {one.gang.name: one for one in ended}
@@ -114,6 +124,7 @@ class EvictionTrial:
             self._change_falls(one, -1)
 
     def _change_falls(self, one: Running, sign: int) -> None:
+        self._changed.update(placement.node for placement in one.placements)
         end = expected_end(one, self._now)
         for placement, member in zip(one.placements, one.gang.members, strict=True):
             taken = self._allocations.hardware.taken_of_each(placement.node, member)
@@ -129,6 +140,11 @@ class _Fall:
         self.time = time
         self.free = free
         self._rows = {node: row for row, node in enumerate(free.nodes.tolist())}
+
+    def on(self, nodes: set[int]) -> FreeOnNodes | None:
+        """What is free on those of its nodes that are among these; None without any."""
+        here = self._rows.keys() & nodes
+        return self.free.part([self._rows[node] for node in sorted(here)]) if here else None
 
     def add(self, placement: Placement, member: Demand, taken: tuple[int, int], sign: int) -> None:
         """A member runs there then too (1), or not (-1); `taken` is of each GPU."""

@@ -57,7 +57,9 @@ class _State:
         """Put a gang in the place of ended ones; return whether what it needs was free."""
         if not self.allocations.exchange_gangs(ended, start):
             return False
-        self.running = [*(one for one in self.running if one not in ended), start]
+        names = {one.gang.name for one in ended}  # to compare all of many members takes long
+        stay = (one for one in self.running if one.gang.name not in names or one not in ended)
+        self.running = [*stay, start]
         return True
 
     def lend(self, parts: Sequence[Running], start: Running) -> list[Running]:
