@@ -81,7 +81,7 @@ typedef nvmlReturn_t nvml_list(nvmlDevice_t device, unsigned *count, nvmlProcess
 struct nvml_handle {
 	char uuid[ALIQUOT_UUID_TEXT_SIZE]; /* of which GPU; empty: of none yet */
 	nvmlDevice_t device;               /* of this session; NULL: NVML does not find it */
-	bool has_mps_clients; /* when NVML last listed them */
+	bool has_mps_clients;              /* when NVML last listed them */
 };
 
 /* What NVML needs to describe GPUs. */
