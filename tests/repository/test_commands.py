@@ -22,6 +22,7 @@ ELSEWHERE = {
     "aliquot simulate compare",
     "aliquot simulate ways",
     "aliquot slice",
+    "aliquot remote",
 }
 OF_COLUMNS = 80
 
