@@ -37,7 +37,7 @@ FAILED := build/failed.txt
 .PHONY: help setup build install demo tour test lint format test-python test-native test-shares test-storm test-gpu fuzz bench clean
 .PHONY: test-neighbours test-cluster kubernetes manifest cluster cluster-gpu cluster-down
 .PHONY: web screenshots
-.PHONY: soak packages test-packages proto reference cluster-packages test-examples
+.PHONY: soak packages test-packages proto reference cluster-packages test-examples test-remote
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -60,13 +60,14 @@ tour: setup ## a day on one GPU, with its output: writes docs/tour.md
 	[ $$status -eq 0 ] && cp build/tour.md docs/tour.md
 
 # A phase that fails does not keep the next ones from running.
-PHASES = lint test-native test-python $(if $(MADE_EXAMPLES),test-examples) test-shares test-storm test-cluster \
+PHASES = lint test-native test-python $(if $(MADE_EXAMPLES),test-examples test-remote) test-shares test-storm test-cluster \
 	test-gpu
 test: setup test-packages ## everything: lint and all tests
 	@mkdir -p build && : > $(LEFT_OUT) && : > $(FAILED)
 	@[ -n "$$($(CLUSTER).obstacles)" ] || $(MAKE) kubernetes
 	@[ -n "$(MADE_EXAMPLES)" ] || \
-		echo "tests of the examples with PyTorch: make test-examples makes their environment" >> $(LEFT_OUT)
+		{ echo "tests of the examples with PyTorch: make test-examples makes their environment"; \
+		echo "tests of remote GPUs with PyTorch: make test-remote makes their environment"; } >> $(LEFT_OUT)
 	@for phase in $(PHASES); do echo "--- make $$phase"; begun=$$SECONDS; \
 		ALIQUOT_FAILED=$(CURDIR)/$(FAILED) $(MAKE) -k $$phase || echo "make $$phase" >> $(FAILED); \
 		echo "--- make $$phase: $$((SECONDS - begun)) s"; done
@@ -105,6 +106,11 @@ EXAMPLES := build/examples
 MADE_EXAMPLES = $(wildcard $(EXAMPLES)/bin/torchrun)
 test-examples: build $(EXAMPLES)/bin/torchrun ## the examples with PyTorch and a Trainer, on simulated GPUs
 	ALIQUOT_EXAMPLES_PYTHON=$(CURDIR)/$(EXAMPLES)/bin/python $(BIN)/pytest -n 0 tests/examples
+
+# The programs import torch for ten seconds each: as many at a time as the machine has CPUs.
+test-remote: build $(EXAMPLES)/bin/torchrun ## remote GPUs with PyTorch programs, on simulated GPUs
+	@$(UV) pip install --quiet --python $(EXAMPLES)/bin/python expecttest  # PyTorch's samples import it
+	ALIQUOT_EXAMPLES_PYTHON=$(CURDIR)/$(EXAMPLES)/bin/python $(BIN)/pytest tests/remote
 
 $(EXAMPLES)/bin/torchrun:
 	@$(UV) venv --quiet --clear $(EXAMPLES)

@@ -15,6 +15,7 @@ and its own. Each package imports only from packages below it (docs/architecture
 - `model`: the values that all packages share, and the state machine of a job.
 - `placement`: which GPUs a request or a gang gets and when, and how large elastic jobs are.
 - `pool`: one machine as a pool with a queue of jobs.
+- `remote`: GPUs of another process, for PyTorch programs.
 - `simulate`: replay of traces through placement.
 - `slices`: make, watch and resize slices on this machine.
 - `worker`: what a job's program may import.

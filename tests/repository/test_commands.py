@@ -23,6 +23,7 @@ ELSEWHERE = {
     "aliquot simulate overcommit",
     "aliquot simulate ways",
     "aliquot slice",
+    "aliquot remote",
 }
 OF_COLUMNS = 80
 

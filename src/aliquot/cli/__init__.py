@@ -29,6 +29,8 @@ Importing this package is cheap. Each command imports what it needs when it runs
 - `optional_wait`: the option `--wait`, whose value may be left out.
 - `options`: options that the commands of one machine share.
 - `ps`: `aliquot ps`.
+- `remote`: `aliquot remote serve`, and `aliquot run --remote`.
+- `remote_app`: `aliquot remote`: its options and help.
 - `resize`: `aliquot resize`.
 - `run`: `aliquot run`.
 - `run_wait`: how `aliquot run --wait` shows its place in the queue.

@@ -54,6 +54,7 @@ from aliquot.cli.options import (
     read_spill,
     read_swap_wait,
 )
+from aliquot.cli.remote_app import remote_app
 from aliquot.cli.simulate_app import explain, simulate_app
 from aliquot.cli.slice_app import slice_app
 from aliquot.cli.start import start_command
@@ -225,6 +226,7 @@ def gpus(
         "aliquot run --memory 20GiB --dry-run -- python train.py",
         "aliquot run --memory 20GiB --wait=10m -- python train.py",
         "aliquot run --simulate h100:1 --memory 8G -- ./program",
+        "aliquot run --remote /run/me/gpu --memory 20GiB -- python train.py",
     ),
 )
 def run(  # noqa: PLR0913, PLR0917 - one for each option
@@ -323,6 +325,15 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
+    remote: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SOCKET",
+            show_default=False,
+            help="Experimental: the GPU is that of the `aliquot remote serve` with this socket. "
+            "For PyTorch programs, with --memory and --compute alone.",
+        ),
+    ] = None,
 ) -> None:
     """Run a command in a slice of a GPU.
 
@@ -360,6 +371,11 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         spill=read_spill(spill),
         isolation=isolation,
     )
+    if remote is not None:
+        from aliquot.cli.remote import run_remote  # noqa: PLC0415
+
+        others = name or simulate or wait or queue or dry_run or json
+        run_remote(remote, request, memory, command, only_size=not others)
     if dry_run:
         preview_run(
             request,
@@ -821,6 +837,7 @@ def completion(
 jobs_app.add_to(app, examples)
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(slice_app, name="slice")
+app.add_typer(remote_app, name="remote")
 app.command(
     epilog=examples(
         "aliquot explain --memory 20GiB --compute 30    (on this machine)",
