@@ -43,7 +43,7 @@ class Poisoned(Exception):  # noqa: N818 - it is no error of its own
     """An argument was to be written by an operator that failed."""
 
 
-class Entry:
+class HeldStorage:
     """A storage, and the views of it that were made; or why there is none."""
 
     __slots__ = ("error", "identity", "storage", "views")
@@ -113,7 +113,7 @@ class Executor:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._parser = wire.Parser()
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, HeldStorage] = {}
         self._prepared: dict[int, Prepared] = {}
         self._allowed = frozenset(operators.sent(device.type))
         self._error: tuple[str, str] | None = None  # of an operator that nobody waited for
@@ -214,12 +214,12 @@ class Executor:
 
     def _keep(self, call: wire.Call, outcome: CallOutcome) -> None:
         for i, storage in enumerate(outcome.fresh):
-            self._entries[call.first + i] = Entry(storage)
+            self._entries[call.first + i] = HeldStorage(storage)
 
     def _poison(self, prepared: Prepared, call: wire.Call, text: str) -> None:
         assert prepared.learnt is not None  # noqa: S101 - only calls that nobody waits for
         for i in range(_fresh_count(prepared.learnt)):
-            self._entries[call.first + i] = Entry(None, text)
+            self._entries[call.first + i] = HeldStorage(None, text)
         for index in prepared.written:
             entry = self._entries[call.storages[index]]
             entry.error = entry.error or text
@@ -276,7 +276,7 @@ class Executor:
             return numbers[argument.position]
         if kind is list:
             return [self._value(one, views, numbers) for one in argument]
-        if kind is wire.Device:
+        if kind is wire.DeviceArgument:
             return self._device if argument.remote else torch.device("cpu")
         return argument
 
@@ -292,7 +292,7 @@ class Executor:
                 raise wire.WireError(f"storage {write.storage} exists already")
             if write.layout.offset or not _is_contiguous(write.layout):
                 raise wire.WireError("HOST: its tensor has gaps")
-            self._entries[write.storage] = Entry(given.clone().untyped_storage())
+            self._entries[write.storage] = HeldStorage(given.clone().untyped_storage())
             return
         try:
             self._view(write.storage, write.layout).copy_(given)

@@ -142,7 +142,7 @@ class Varying(NamedTuple):
     position: int
 
 
-class Device(NamedTuple):
+class DeviceArgument(NamedTuple):
     """An argument that is a device."""
 
     remote: bool
@@ -153,7 +153,7 @@ class Signature(NamedTuple):
 
     operator: str
     overload: str
-    arguments: tuple[Any, ...]  # TensorSlot, Varying, Device, a list of them, or a value
+    arguments: tuple[Any, ...]  # TensorSlot, Varying, DeviceArgument, a list of them, or a value
     slots: tuple[TensorSlot, ...]
     numbers: int
 
@@ -408,7 +408,7 @@ class _Arguments:
             case Tag.STRING:
                 return self._text()
             case Tag.DEVICE:
-                return Device(bool(self._byte()))
+                return DeviceArgument(bool(self._byte()))
             case Tag.COMPLEX:
                 return complex(*self._take(_F64), *self._take(_F64))
             case Tag.FIXED:
