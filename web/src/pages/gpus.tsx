@@ -4,18 +4,13 @@ import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ask, type ClusterNode, type Gpu, type Grant, type History, type Machine, type Slice } from "../api";
 import { bytes, clock, percent, share } from "../format";
-import { Badge, CommandLine, Heading, Lacks, Spans, computeText, huesOf, memoryText, type Span } from "../parts";
+import { Badge, CommandLine, Heading, Lacks, Spans, computeText, memoryText, type Span } from "../parts";
 import { ofCluster } from "../session";
+import { holds, partsOf, type Part } from "../slices";
 import { useChosen, useStore } from "../store";
 import { t, type Key } from "../strings";
 import { HeatView } from "./heat";
 import { Lines } from "./slice";
-
-export interface Part {
-  grant: Grant;
-  slice: Slice;
-  hue: number;
-}
 
 /** Whose a grant is, and where to read more; a name that is null is another user's. */
 function ownerOf(grant: Grant): { name: string | null; whose: string | null; link: string | undefined } {
@@ -26,30 +21,6 @@ function ownerOf(grant: Grant): { name: string | null; whose: string | null; lin
 }
 
 const otherOne = () => t(ofCluster ? "otherNamespace" : "otherUser");
-
-export const holds = (grant: Grant) => grant.state !== "parked";
-
-let index: { grants: Grant[]; parts: Map<string, Part[]> } | null = null;
-
-/** The slices of each GPU. The list of grants is a new one whenever more than figures changed. */
-export function partsOf(machine: Machine, uuid: string): Part[] {
-  if (index?.grants !== machine.grants) {
-    const parts = new Map<string, Part[]>();
-    for (const grant of machine.grants) {
-      for (const slice of grant.slices) {
-        const own = parts.get(slice.gpu) ?? [];
-        own.push({ grant, slice, hue: 0 });
-        parts.set(slice.gpu, own);
-      }
-    }
-    for (const own of parts.values()) {
-      const hues = huesOf(own.map((one) => one.grant.id));
-      for (const one of own) one.hue = hues.get(one.grant.id) ?? 0;
-    }
-    index = { grants: machine.grants, parts };
-  }
-  return index.parts.get(uuid) ?? [];
-}
 
 /** Redraws when more than figures changed. */
 const useShape = (): Machine | null =>

@@ -3,9 +3,9 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { Gpu } from "../api";
 import { bytes, percent } from "../format";
 import { ofCluster } from "../session";
+import { holds, partsOf } from "../slices";
 import { current, subscribe } from "../store";
 import { t, type Key } from "../strings";
-import { holds, partsOf } from "./gpus";
 
 type Shown = "memory" | "compute" | "granted";
 const SHOWN: [Shown, Key][] = ofCluster
