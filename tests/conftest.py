@@ -51,15 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=error.message))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Add the failed tests to the list that `make test` prints at its end."""
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add a failed test to the list that `make test` prints at its end, as soon as it failed."""
     file = os.environ.get("ALIQUOT_FAILED")
-    if hasattr(terminalreporter.config, "workerinput"):
-        return  # a worker of pytest-xdist: the main process lists its tests too
-    reports = [one for kind in ("error", "failed") for one in terminalreporter.getreports(kind)]
-    if file and reports:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # the main process lists its tests too
+    if file and report.failed:
         with Path(file).open("a", encoding="utf-8") as names:
-            names.writelines(f"{one.nodeid} ({one.when})\n" for one in reports)
+            names.write(f"{report.nodeid} ({report.when})\n")
 
 
 @pytest.fixture(scope="session", autouse=True)
