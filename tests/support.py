@@ -67,8 +67,12 @@ class Stopwatch:
         self._watching.join()
 
     def limit(self, seconds: float) -> float:
-        """What is so many seconds on an idle machine, on this one in that time."""
-        return seconds * max(1.0, self._wall / self._used)
+        """What is so many seconds on an idle machine, on this one in that time.
+
+        Short bursts find a free processor sooner than long work does, so a measurement afterwards
+        counts too.
+        """
+        return max(seconds * self._wall / self._used, on_this_machine(seconds))
 
     def _watch(self) -> None:
         is_last = False
