@@ -38,7 +38,6 @@ from aliquot.model.errors import (
 from aliquot.model.grant import Isolation
 from aliquot.slices import procfs, silence
 from aliquot.slices.arbiter_status import Status, parse_status
-from aliquot.slices.turn_room import with_host_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -159,6 +158,10 @@ def status(directory: Path, timeout: float | None = None) -> Status:
                 END_ALL,
             )
         found = parse_status(answer)
+        if all(one.overcommit <= 1 for one in found.gpus):
+            return found
+        from aliquot.slices.turn_room import with_host_use  # noqa: PLC0415 - loads placement
+
         return replace(found, gpus=with_host_use(found.gpus, found.grants))
     except (KeyError, TypeError, ValueError) as error:
         raise ArbiterError(

@@ -16,7 +16,6 @@ from aliquot.model.errors import AliquotError
 from aliquot.slices import mps
 from aliquot.slices.procfs import command_line
 from aliquot.slices.share_problems import share_problems
-from aliquot.slices.turn_room import describe_turns, load_of, working_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -121,6 +120,14 @@ def _overcommitted(status: Status) -> Iterator[str]:
 
 def overcommit_of(one: SharedGpu, grants: Sequence[Grant]) -> str | None:
     """What the slices of an over-committed GPU may use and do use; None: all fit together."""
+    if all(grant.turns is None for grant in grants):
+        return None
+    from aliquot.slices.turn_room import (  # noqa: PLC0415 - loads placement
+        describe_turns,
+        load_of,
+        working_set,
+    )
+
     load = load_of(one, grants)
     if not load.excess:
         return None
