@@ -23,19 +23,22 @@ ALICE = "token-of-alice"
 
 
 class Follower:
-    """A page: its views, as events change them."""
+    """A page: its views, as events change them. It reads no further than `jobs` until `go_on`."""
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], go_on: asyncio.Event | None = None) -> None:
         self.views: dict[str, Any] = {}
         self.kinds: list[str] = []
         self.ended = False
         self._events = events
+        self._go_on = go_on
 
     async def run(self) -> None:
         async for content in self._events:
             for event in content.decode().split("\n\n"):
                 if event.startswith("event: "):
                     self._receive(*event.removeprefix("event: ").split("\ndata: "))
+            if self._go_on is not None and "jobs" in self.views:
+                await self._go_on.wait()
         self.ended = True
 
     def _receive(self, kind: str, data: str) -> None:
@@ -48,7 +51,7 @@ class Follower:
         return {one["name"] for one in self.views.get("jobs", {}).get("items", ())}
 
 
-def with_pages(act: Callable[[TeamApi, Callable[[str], Follower]], Awaitable[None]]) -> None:
+def with_pages(act: Callable[[TeamApi, Callable[..., Follower]], Awaitable[None]]) -> None:
     """Run with a console of a cluster; a function opens a page for a token."""
 
     async def run() -> None:
@@ -62,8 +65,8 @@ def with_pages(act: Callable[[TeamApi, Callable[[str], Follower]], Awaitable[Non
                 watching = tasks.create_task(watched.run())
                 await until(lambda: watched.synced and watched.jobs.synced and watched.gangs.synced)
 
-                def follow(token: str) -> Follower:
-                    page = Follower(streams.follow(token))
+                def follow(token: str, go_on: asyncio.Event | None = None) -> Follower:
+                    page = Follower(streams.follow(token), go_on)
                     tasks.create_task(page.run())
                     return page
 
@@ -87,6 +90,20 @@ def test_pages_get_all_once_and_then_what_changed() -> None:
             assert not {"machine", "jobs"} & {*page.kinds[2:]}
             assert page.views["jobs"] == first.views["jobs"]
             assert page.views["machine"]["gpus"] == first.views["machine"]["gpus"]
+
+    with_pages(act)
+
+
+def test_a_page_that_reads_slowly_misses_no_change() -> None:
+    async def act(api: TeamApi, follow: Callable[..., Follower]) -> None:
+        go_on = asyncio.Event()
+        quick, slow = follow(ALICE), follow(ALICE, go_on)
+        await until(lambda: "large" in quick.jobs() and "large" in slow.jobs())
+        api.put("gangs", gang("team-a", "evening", phase="Waiting", reason="needs a node"))
+        await until(lambda: "evening" in quick.jobs())
+        go_on.set()
+        await until(lambda: "evening" in slow.jobs())
+        assert slow.views["jobs"] == quick.views["jobs"]
 
     with_pages(act)
 
