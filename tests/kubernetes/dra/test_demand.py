@@ -122,6 +122,7 @@ def test_claims_of_other_drivers_ask_for_nothing_here() -> None:
     [
         ([request("odd")], {}, "kind.matches"),
         ([request("slice", "device.driver.size() == 1")], {}, "size"),
+        ([request("slice", *["true && " * 99 + "true"] * 3)], {}, "more than 500 words"),
         ([request("any")], {}, "whole and shared and sliced devices"),
         ([request(), request("whole", name="b")], {}, "different devices"),
         ([request(memory="1Gi"), request(name="b", memory="2Gi")], {}, "different devices"),
