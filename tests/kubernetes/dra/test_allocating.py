@@ -16,6 +16,7 @@ from aliquot.kubernetes.dra import refusals
 from kubernetes.builders import GIB, gpu_uuid, make_node, make_pod
 from kubernetes.dra.dra_world import (
     Json,
+    Play,
     World,
     a_node,
     claim,
@@ -364,17 +365,25 @@ def test_the_queue_of_its_pod_limits_a_claim() -> None:
         one.api.delete("resourceclaims", has, "ns")
         await until(lambda: one.devices(waits))
 
-    def in_team() -> dict[str, Any]:
-        return {"labels": {"aliquot.io/queue": "team"}}
+    played(in_limited_queue(play))
 
-    async def with_queue(one: World) -> None:
-        spec = {"limit": {"gpus": 1}, "namespaceSelector": {}}
-        one.api.put("queues", {"metadata": {"name": "team"}, "spec": spec})
-        view = one.replica.scheduler._view
-        await until(lambda: "team" in view.queues.objects)
-        await play(one)
 
-    played(with_queue)
+def test_a_shared_claim_counts_for_the_queue_of_a_pod_that_still_uses_it() -> None:
+    async def play(one: World) -> None:
+        one.api.put("resourceclaims", claim("common", request(memory="50Gi")))
+        for name in "ab":
+            one.api.put("pods", pod(name, "common", made=False, metadata=in_team()))
+        await until(lambda: not one.is_gated("a") and not one.is_gated("b"))
+        (device,) = one.devices("common")
+        for name in "ab":
+            one.reserve("common", "n1", pods=("a", "b"), binds=name)
+        one.report("common", "n1", int(device.removesuffix("-sliced")[-1]), 50 * GIB, pod="a")
+        one.api.delete("pods", "a", "ns")
+        one.ask("c", request("whole"), metadata=in_team())
+        await until(lambda: "QueueFull" in one.events("c"))
+        assert not one.devices("c")
+
+    played(in_limited_queue(play))
 
 
 def test_pods_that_ask_by_resources_too_are_refused() -> None:
@@ -409,6 +418,23 @@ def test_nothing_is_read_or_allocated_without_the_option() -> None:
             assert not any("resource.k8s.io" in path for _, path in api.requests)
 
     asyncio.run(run())
+
+
+def in_team() -> dict[str, Any]:
+    return {"labels": {"aliquot.io/queue": "team"}}
+
+
+def in_limited_queue(play: Play) -> Play:
+    """With a queue of one GPU, which all namespaces may use."""
+
+    async def with_queue(one: World) -> None:
+        spec = {"limit": {"gpus": 1}, "namespaceSelector": {}}
+        one.api.put("queues", {"metadata": {"name": "team"}, "spec": spec})
+        view = one.replica.scheduler._view
+        await until(lambda: "team" in view.queues.objects)
+        await play(one)
+
+    return with_queue
 
 
 def drawn(draw: random.Random) -> Json:

@@ -7,7 +7,8 @@ offers its GPUs by device plugins or to claims.
 
 A claim counts from the moment that it is about to be allocated (`assume`), by its allocation until
 its node reports its grant, and then by that report. In the table of all nodes, by which queues are
-charged, it counts for its pod. No input or output.
+charged, it counts for a pod that uses it: for another one than the node reports if that is gone,
+because what a pod has that is gone counts for no queue. No input or output.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from aliquot.kubernetes.api.dra_devices import COMPUTE, MEMORY, amount_of, parse
 from aliquot.kubernetes.api.dra_parameters import InvalidClaimError, parameters_of
 from aliquot.kubernetes.api.gpunode import BY_ALIQUOT
 from aliquot.kubernetes.api.names import CORE_UNITS
+from aliquot.kubernetes.api.objects import Pod
 from aliquot.kubernetes.cluster.cluster import Cluster
 from aliquot.kubernetes.cluster.parts import Part
 from aliquot.kubernetes.cluster.usable import why_no_resource_claims
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.api.dra import DeviceClass, DeviceResult
-    from aliquot.kubernetes.api.gpunode import NodeGpu
-    from aliquot.kubernetes.api.objects import GpuNode, Node, Pod
+    from aliquot.kubernetes.api.gpunode import NodeGpu, NodeGrant
+    from aliquot.kubernetes.api.objects import GpuNode, Node
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.cluster.parts import Parts
 
@@ -113,10 +115,11 @@ class ResourceClaims:
 
     def set_pod(self, uid: str, pod: Pod | None) -> None:
         """A pod was created or changed; None: it is gone."""
-        if pod is None or pod.ended or not pod.spec.resource_claims:
-            self._pods.pop(uid, None)
-        else:
+        before = self._pods.pop(uid, None)
+        if pod is not None and not pod.ended and pod.spec.resource_claims:
             self._pods[uid] = pod
+        if (before is None) != (uid not in self._pods):
+            self._recount((pod or before or Pod()).spec.node_name)
 
     def set_node(self, name: str, node: Node | None, gpu_node: GpuNode | None) -> None:
         """A Node or its GPUNode was created or changed; None: it is gone."""
@@ -241,14 +244,39 @@ class ResourceClaims:
                 by_pod[pod] = (*by_pod.get(pod, ()), *parts)
         self.cluster.set_claimed(node, by_claim)
         self._counted.set_claimed(node, by_pod)
+        counted = self._counted.nodes.get(node)
+        if gpu_node is not None and counted is not None:
+            now = self._for_pods_that_are_there(gpu_node)
+            if now != counted:
+                self._counted.set_node(node, now)
+
+    def _for_pods_that_are_there(self, gpu_node: GpuNode) -> GpuNode:
+        """A node whose grants of claims count for pods that still use them."""
+        replace = msgspec.structs.replace
+        gpus = tuple(
+            replace(
+                gpu, grants=tuple(replace(one, pod_uid=self._user_of(one)) for one in gpu.grants)
+            )
+            for gpu in gpu_node.status.gpus
+        )
+        return replace(gpu_node, status=replace(gpu_node.status, gpus=gpus))
+
+    def _user_of(self, grant: NodeGrant) -> str:
+        """The UID of the pod that a grant counts for."""
+        claim = self._claims.get(grant.claim_uid)
+        if claim is None or grant.pod_uid in self._pods:
+            return grant.pod_uid
+        return self._pod_of(claim)
 
     def _pod_of(self, claim: ResourceClaim) -> str:
         """The UID of the pod that a claim counts for; the claim's own if no pod is known."""
         uid = claim.metadata.uid
         if uid in self._assumed:
             return self._assumed[uid].pod
-        reserved = (one.uid for one in claim.status.reserved_for if one.resource == "pods")
-        return next(reserved, "") or _owner(claim) or self._named_by(claim) or uid
+        reserved = [one.uid for one in claim.status.reserved_for if one.resource == "pods"]
+        there = (one for one in reserved if one in self._pods)
+        found = next(there, "") or next(iter(reserved), "")
+        return found or _owner(claim) or self._named_by(claim) or uid
 
     def _named_by(self, claim: ResourceClaim) -> str:
         """The UID of a pod that names a claim; empty if there is none."""
