@@ -368,6 +368,23 @@ def test_the_queue_of_its_pod_limits_a_claim() -> None:
     played(in_limited_queue(play))
 
 
+def test_what_a_pod_has_counts_for_the_limit_when_its_other_claims_are_allocated() -> None:
+    async def play(one: World) -> None:
+        refused = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/second/status"
+        one.api.faults.refuse = lambda _method, at: 409 if at == refused else None
+        for name in ("first", "second"):
+            one.api.put("resourceclaims", claim(name, request(memory="39Gi"), pod="a"))
+        one.api.put("pods", pod("a", "first", "second", metadata=in_team()))
+        await until(lambda: one.devices("first"))
+        one.ask("b", request(memory="39Gi"), metadata=in_team())
+        await until(lambda: one.devices("b"))
+        one.api.faults.refuse = lambda _method, _at: None
+        await until(lambda: one.devices("second") or "QueueFull" in one.events("a"))
+        assert not one.devices("second")
+
+    played(in_limited_queue(play))
+
+
 def test_a_shared_claim_counts_for_the_queue_of_a_pod_that_still_uses_it() -> None:
     async def play(one: World) -> None:
         one.api.put("resourceclaims", claim("common", request(memory="50Gi")))
