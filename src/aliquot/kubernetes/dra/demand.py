@@ -24,6 +24,7 @@ from aliquot.kubernetes.api.dra_devices import (
     MEMORY,
     amount_of,
     attributes_of,
+    device_memory,
     link_groups,
 )
 from aliquot.kubernetes.api.dra_parameters import InvalidClaimError, parameters_of
@@ -111,7 +112,7 @@ class Devices:
             found = self._selected[expressions] = {}
             for node, gpu, attributes, shares in self._all():
                 for kind in DEVICE_KINDS:
-                    size = gpu.memory // shares if kind == "shared" else gpu.memory
+                    size = device_memory(kind, gpu.memory, shares)
                     if _fulfils(expressions, _device(kind, size, attributes, names)):
                         one = _Gpu(node, gpu.uuid, size, attributes)
                         found.setdefault(kind, []).append(one)
