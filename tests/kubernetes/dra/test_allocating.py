@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections import Counter
 from typing import Any
@@ -161,6 +162,8 @@ def test_a_claim_that_got_another_gpu_counts_there_while_its_former_grant_ends()
         (device,) = one.devices("a")
         other = 0 if device == "gpu-n1-1-sliced" else 1
         one.report("a", "n1", other, 60 * GIB)
+        nodes = one.replica.scheduler.cluster.nodes
+        await until(lambda: nodes["n1"].status.gpus[other].grants)
         one.ask("b", request(memory="30Gi"))
         await until(lambda: "InsufficientGPUs" in one.events("b"))
 
@@ -192,7 +195,7 @@ def test_a_pod_whose_allocation_is_taken_back_gets_another_node() -> None:
 
 
 def test_a_pod_gets_the_same_node_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "BARRED_SECONDS", 0.5)
+    monkeypatch.setattr(refusals, "BARRED_SECONDS", refusals.LONGEST_BAR)
 
     async def play(one: World) -> None:
         one.ask("a", request(memory="8Gi"))
@@ -200,6 +203,8 @@ def test_a_pod_gets_the_same_node_again_after_a_while(monkeypatch: pytest.Monkey
         one.take_back("a")
         await until(lambda: "NoNodeForClaims" in one.events("a"))
         assert "did not accept n1" in one.events("a")["NoNodeForClaims"]
+        later = time.time() + refusals.LONGEST_BAR
+        monkeypatch.setattr(one.replica.scheduler._allocator, "_now", lambda: later)
         await until(lambda: one.devices("a"))
 
     played(play)
