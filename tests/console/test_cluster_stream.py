@@ -15,8 +15,9 @@ from aliquot.console.cluster.rights import AccessReviews
 from aliquot.console.cluster.stream import LiveStreams
 from aliquot.console.cluster.watched import Watched
 from aliquot.kubernetes.api.client import Client
+from aliquot.kubernetes.api.gpunode import NodeGrant
 from aliquot.kubernetes.api.server import Credentials, Server
-from console.team_cluster import LIST, Team, TeamApi, fill, gang
+from console.team_cluster import LIST, Team, TeamApi, as_plain, fill, gang, gpu_node
 from kubernetes.fake_api import until
 
 ALICE = "token-of-alice"
@@ -119,6 +120,22 @@ def test_a_change_in_another_namespace_reaches_no_page() -> None:
         assert "of team b" not in json.dumps(alice.views)
         assert {one["namespace"] for one in alice.views["jobs"]["items"]} == {"team-a"}
         assert "team-a" not in json.dumps(bob.views)
+
+    with_pages(act)
+
+
+def test_each_grant_has_an_id_of_its_own() -> None:
+    async def act(api: TeamApi, follow: Callable[..., Follower]) -> None:
+        node = gpu_node()
+        node["status"]["gpus"][2]["kind"] = "sliced"
+        node["status"]["gpus"][2]["grants"] = [
+            as_plain(NodeGrant("", team, "", "", 8 << 30, claim="same", claim_uid=f"uid-{team}"))
+            for team in ("team-a", "team-b")
+        ]
+        api.put("gpunodes", node)
+        page = follow(ALICE)
+        await until(lambda: len(page.views.get("machine", {}).get("grants", ())) == 5)
+        assert len({one["id"] for one in page.views["machine"]["grants"]}) == 5
 
     with_pages(act)
 
