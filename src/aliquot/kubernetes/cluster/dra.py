@@ -14,7 +14,7 @@ because what a pod has that is gone counts for no queue. No input or output.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +25,7 @@ from aliquot.kubernetes.api.dra_parameters import InvalidClaimError, parameters_
 from aliquot.kubernetes.api.gpunode import BY_ALIQUOT
 from aliquot.kubernetes.api.names import CORE_UNITS
 from aliquot.kubernetes.api.objects import Pod
+from aliquot.kubernetes.api.watch import SILENCE
 from aliquot.kubernetes.cluster.cluster import Cluster
 from aliquot.kubernetes.cluster.parts import Part
 from aliquot.kubernetes.cluster.usable import why_no_resource_claims
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.cluster.parts import Parts
 
-UNSURE_SECONDS = 60.0  # within which a watch surely reports an allocation that was written
+# How long an allocation counts that no watch has reported: one of which the API server did not say
+# whether it wrote it, and one that it wrote. A watch notices late that its connection is dead.
+UNSURE_SECONDS = 60.0
+WRITTEN_SECONDS = 2 * SILENCE
 
 Key = tuple[str, str]  # namespace and name
 
@@ -140,6 +144,11 @@ class ResourceClaims:
         uid = claim.metadata.uid
         self._assumed[uid] = _Assumed(claim, pod, self._now() + UNSURE_SECONDS)
         self._place(uid)
+
+    def confirm(self, uid: str) -> None:
+        """The allocation of a claim was surely written."""
+        if (one := self._assumed.get(uid)) is not None:
+            self._assumed[uid] = replace(one, until=self._now() + WRITTEN_SECONDS)
 
     def drop(self, uid: str) -> None:
         """The allocation of a claim was surely not written."""
@@ -252,14 +261,12 @@ class ResourceClaims:
 
     def _for_pods_that_are_there(self, gpu_node: GpuNode) -> GpuNode:
         """A node whose grants of claims count for pods that still use them."""
-        replace = msgspec.structs.replace
+        now = msgspec.structs.replace
         gpus = tuple(
-            replace(
-                gpu, grants=tuple(replace(one, pod_uid=self._user_of(one)) for one in gpu.grants)
-            )
+            now(gpu, grants=tuple(now(one, pod_uid=self._user_of(one)) for one in gpu.grants))
             for gpu in gpu_node.status.gpus
         )
-        return replace(gpu_node, status=replace(gpu_node.status, gpus=gpus))
+        return now(gpu_node, status=now(gpu_node.status, gpus=gpus))
 
     def _user_of(self, grant: NodeGrant) -> str:
         """The UID of the pod that a grant counts for."""

@@ -308,6 +308,7 @@ class ClaimAllocator:
                 self._claims.drop(uid)
             self._fail(pod, claim, error)
             return False
+        self._claims.confirm(uid)
         _log.info("allocated a resource claim", claim=f"{meta.namespace}/{meta.name}", pod=pod.key)
         return True
 
