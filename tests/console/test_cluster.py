@@ -15,6 +15,7 @@ import pytest
 from aliquot.console import schema
 from aliquot.console.cluster import openapi
 from aliquot.kubernetes.extender.certificates import Authority
+from aliquot.model.errors import InvalidValueError
 from conftest import Cli
 from console.conftest import Console, end_console
 from console.everything import ask_everything
@@ -161,6 +162,8 @@ def test_names_cannot_leave_their_place_in_an_address(served: Console) -> None:
         answer = served.ask("GET", f"/api/v1/jobs/pods/team-a/{name}")
         assert answer.status in {400, 404}, name
         assert answer.headers["content-type"] == "application/problem+json"
+    with pytest.raises(InvalidValueError):
+        schema.check("train\n", openapi.OBJECT_NAME)
     for body in ({}, {"memory": "much"}, {"compute": "0"}, {"size": "1"}):
         served.problem(400, "POST", "/api/v1/pods/team-a/train-0/resize", body)
 

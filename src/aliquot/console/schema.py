@@ -94,7 +94,7 @@ def _check_text(value: str, schema: Mapping[str, Any], name: str) -> None:
     _check_size(len(value), schema, name, "Length", "characters")
     if "\0" in value or any(0xD800 <= ord(one) < 0xE000 for one in value):
         raise InvalidValueError(f"{name} has a character that no text has")
-    if "pattern" in schema and re.search(schema["pattern"], value) is None:
+    if "pattern" in schema and re.fullmatch(schema["pattern"], value) is None:
         raise InvalidValueError(f"{name} is not written as it must be: {schema['pattern']}")
 
 

@@ -36,6 +36,8 @@ MEMORY = 'device.capacity["aliquot.io"].memory'
         f'{MEMORY}.compareTo(quantity("80Gi")) == 0',
         f'{MEMORY}.isLessThan(quantity("1Ti")) && {OURS}.numa != -1',
         "true || false",
+        f"{OURS}.nothing == 0 || {OURS}.strength >= 100",
+        f"!({OURS}.nothing == 0 && {OURS}.strength < 100)",
     ],
 )
 def test_a_selector_that_a_device_fulfils(expression: str) -> None:
@@ -50,6 +52,9 @@ def test_a_selector_that_a_device_fulfils(expression: str) -> None:
         f"{OURS}.strength < 100",
         f"{OURS}.nothing == 1",
         f"!({OURS}.nothing == 1)",
+        f"{OURS}.nothing == 0 || {OURS}.strength < 100",
+        f"!({OURS}.nothing == 0 || {OURS}.strength >= 100)",
+        f"{OURS}.nothing == 0 && {OURS}.strength >= 100",
         f'{OURS}.strength == "286"',
         f'{OURS}.driverVersion == "580.159.4"',
         'device.attributes["other.example.com"].kind == "sliced"',

@@ -124,14 +124,16 @@ class World:
             if one["involvedObject"]["name"] == name
         }
 
-    def reserve(self, name: str, node: str) -> None:
+    def reserve(self, name: str, node: str, pods: tuple[str, ...] = (), binds: str = "") -> None:
         """As kube-scheduler does: reserve the pod's claim, and bind the pod."""
-        one = self.json(name)
-        reserved = {"resource": "pods", "name": name, "uid": f"uid-{name}"}
+        one, bound = self.json(name), binds or name
+        reserved = [
+            {"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods or (bound,)
+        ]
         self.api.put(
-            "resourceclaims", {**one, "status": {**one["status"], "reservedFor": [reserved]}}
+            "resourceclaims", {**one, "status": {**one["status"], "reservedFor": reserved}}
         )
-        found = self.api.objects["pods", "ns", name]
+        found = self.api.objects["pods", "ns", bound]
         self.api.put("pods", {**found, "spec": {**found["spec"], "nodeName": node}})
 
     def take_back(self, name: str) -> None:
@@ -139,13 +141,13 @@ class World:
         one = self.json(name)
         self.api.put("resourceclaims", {**one, "status": {}})
 
-    def report(self, name: str, node: str, gpu: int, memory: int) -> None:
+    def report(self, name: str, node: str, gpu: int, memory: int, pod: str = "") -> None:
         """As the node's agent does when the claim is prepared."""
         body = self.api.objects["gpunodes", "", node]
         grant = {
-            "podUID": f"uid-{name}",
+            "podUID": f"uid-{pod or name}",
             "namespace": "ns",
-            "pod": name,
+            "pod": pod or name,
             "container": "",
             "claim": name,
             "claimUID": f"uid-of-{name}",
@@ -156,9 +158,10 @@ class World:
         self.api.put("gpunodes", body)
 
 
-def played(
-    play: Callable[[World], Coroutine[Any, Any, None]], *nodes: GpuNode, **options: Any
-) -> None:
+Play = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def played(play: Play, *nodes: GpuNode, **options: Any) -> None:
     """With these nodes, or one of two GPUs, the shipped classes, and a scheduler that is ready."""
 
     async def run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections import Counter
 from typing import Any
@@ -16,6 +17,7 @@ from aliquot.kubernetes.dra import refusals
 from kubernetes.builders import GIB, gpu_uuid, make_node, make_pod
 from kubernetes.dra.dra_world import (
     Json,
+    Play,
     World,
     a_node,
     claim,
@@ -160,6 +162,8 @@ def test_a_claim_that_got_another_gpu_counts_there_while_its_former_grant_ends()
         (device,) = one.devices("a")
         other = 0 if device == "gpu-n1-1-sliced" else 1
         one.report("a", "n1", other, 60 * GIB)
+        nodes = one.replica.scheduler.cluster.nodes
+        await until(lambda: nodes["n1"].status.gpus[other].grants)
         one.ask("b", request(memory="30Gi"))
         await until(lambda: "InsufficientGPUs" in one.events("b"))
 
@@ -191,7 +195,7 @@ def test_a_pod_whose_allocation_is_taken_back_gets_another_node() -> None:
 
 
 def test_a_pod_gets_the_same_node_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "BARRED_SECONDS", 0.5)
+    monkeypatch.setattr(refusals, "BARRED_SECONDS", refusals.LONGEST_BAR)
 
     async def play(one: World) -> None:
         one.ask("a", request(memory="8Gi"))
@@ -199,6 +203,8 @@ def test_a_pod_gets_the_same_node_again_after_a_while(monkeypatch: pytest.Monkey
         one.take_back("a")
         await until(lambda: "NoNodeForClaims" in one.events("a"))
         assert "did not accept n1" in one.events("a")["NoNodeForClaims"]
+        later = time.time() + refusals.LONGEST_BAR
+        monkeypatch.setattr(one.replica.scheduler._allocator, "_now", lambda: later)
         await until(lambda: one.devices("a"))
 
     played(play)
@@ -364,17 +370,42 @@ def test_the_queue_of_its_pod_limits_a_claim() -> None:
         one.api.delete("resourceclaims", has, "ns")
         await until(lambda: one.devices(waits))
 
-    def in_team() -> dict[str, Any]:
-        return {"labels": {"aliquot.io/queue": "team"}}
+    played(in_limited_queue(play))
 
-    async def with_queue(one: World) -> None:
-        spec = {"limit": {"gpus": 1}, "namespaceSelector": {}}
-        one.api.put("queues", {"metadata": {"name": "team"}, "spec": spec})
-        view = one.replica.scheduler._view
-        await until(lambda: "team" in view.queues.objects)
-        await play(one)
 
-    played(with_queue)
+def test_what_a_pod_has_counts_for_the_limit_when_its_other_claims_are_allocated() -> None:
+    async def play(one: World) -> None:
+        refused = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/second/status"
+        one.api.faults.refuse = lambda _method, at: 409 if at == refused else None
+        for name in ("first", "second"):
+            one.api.put("resourceclaims", claim(name, request(memory="39Gi"), pod="a"))
+        one.api.put("pods", pod("a", "first", "second", metadata=in_team()))
+        await until(lambda: one.devices("first"))
+        one.ask("b", request(memory="39Gi"), metadata=in_team())
+        await until(lambda: one.devices("b"))
+        one.api.faults.refuse = lambda _method, _at: None
+        await until(lambda: one.devices("second") or "QueueFull" in one.events("a"))
+        assert not one.devices("second")
+
+    played(in_limited_queue(play))
+
+
+def test_a_shared_claim_counts_for_the_queue_of_a_pod_that_still_uses_it() -> None:
+    async def play(one: World) -> None:
+        one.api.put("resourceclaims", claim("common", request(memory="50Gi")))
+        for name in "ab":
+            one.api.put("pods", pod(name, "common", made=False, metadata=in_team()))
+        await until(lambda: not one.is_gated("a") and not one.is_gated("b"))
+        (device,) = one.devices("common")
+        for name in "ab":
+            one.reserve("common", "n1", pods=("a", "b"), binds=name)
+        one.report("common", "n1", int(device.removesuffix("-sliced")[-1]), 50 * GIB, pod="a")
+        one.api.delete("pods", "a", "ns")
+        one.ask("c", request("whole"), metadata=in_team())
+        await until(lambda: "QueueFull" in one.events("c"))
+        assert not one.devices("c")
+
+    played(in_limited_queue(play))
 
 
 def test_pods_that_ask_by_resources_too_are_refused() -> None:
@@ -409,6 +440,23 @@ def test_nothing_is_read_or_allocated_without_the_option() -> None:
             assert not any("resource.k8s.io" in path for _, path in api.requests)
 
     asyncio.run(run())
+
+
+def in_team() -> dict[str, Any]:
+    return {"labels": {"aliquot.io/queue": "team"}}
+
+
+def in_limited_queue(play: Play) -> Play:
+    """With a queue of one GPU, which all namespaces may use."""
+
+    async def with_queue(one: World) -> None:
+        spec = {"limit": {"gpus": 1}, "namespaceSelector": {}}
+        one.api.put("queues", {"metadata": {"name": "team"}, "spec": spec})
+        view = one.replica.scheduler._view
+        await until(lambda: "team" in view.queues.objects)
+        await play(one)
+
+    return with_queue
 
 
 def drawn(draw: random.Random) -> Json:

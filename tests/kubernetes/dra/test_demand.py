@@ -98,6 +98,14 @@ def test_selectors_restrict_the_nodes_or_name_the_gpus() -> None:
     assert second.request.wishes.named == {"GPU-n1-1", "GPU-n2-1"}
 
 
+def test_selectors_see_the_memory_that_the_agent_publishes() -> None:
+    published = 'device.capacity["aliquot.io"].memory.compareTo(quantity("81664Mi")) == 0'
+    uneven = [make_node("n1", 1, memory=80 * GIB - 1)]
+    assert made(request("slice", published), nodes=uneven).options
+    with pytest.raises(InvalidClaimError, match="no GPU has"):
+        demand(request("whole", published), nodes=uneven)
+
+
 def test_a_whole_gpu_can_be_asked_for_with_a_least_amount_of_memory() -> None:
     (one,) = made(request("whole", memory="40Gi")).options
     assert one.nodes == frozenset({"n1"})
@@ -122,6 +130,7 @@ def test_claims_of_other_drivers_ask_for_nothing_here() -> None:
     [
         ([request("odd")], {}, "kind.matches"),
         ([request("slice", "device.driver.size() == 1")], {}, "size"),
+        ([request("slice", *["true && " * 99 + "true"] * 3)], {}, "more than 500 words"),
         ([request("any")], {}, "whole and shared and sliced devices"),
         ([request(), request("whole", name="b")], {}, "different devices"),
         ([request(memory="1Gi"), request(name="b", memory="2Gi")], {}, "different devices"),

@@ -348,6 +348,39 @@ def test_a_claim_keeps_its_grant_for_its_next_pod_after_an_update_of_the_driver(
     asyncio.run(example())
 
 
+def test_a_shared_claim_counts_for_a_pod_that_may_still_use_it(world: World) -> None:
+    """Else its GPUs count for no queue once the pod is gone that came first."""
+
+    async def example() -> None:
+        one = world.put(claim("one", result(A), pods=("a", "b")))
+        await world.prepare(one)
+        before = world.granted
+        world.pods.gone.add("a")
+        (_, left) = one["status"]["reservedFor"]
+        world.put({**one, "status": {**one["status"], "reservedFor": [left]}})
+        await world.driver.release_forgotten()
+        (grant,) = world.saved.allocations.saved()
+        assert (grant.owner.pod, grant.claim and grant.claim.pods) == ("b", ("b",))
+        assert world.granted == before
+
+    asyncio.run(example())
+
+
+def test_a_claim_that_is_gone_stays_while_one_of_its_pods_runs(world: World) -> None:
+    async def example() -> None:
+        one = world.put(claim("one", result(A), pods=("a", "b")))
+        await world.prepare(one)
+        world.claims.objects.clear()
+        world.pods.gone.add("a")
+        await world.driver.release_forgotten()
+        assert world.granted
+        world.pods.gone.add("b")
+        await world.driver.release_forgotten()
+        assert not world.granted
+
+    asyncio.run(example())
+
+
 def test_claims_whose_processes_do_not_end_keep_the_agent_from_nothing_else(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,8 @@ def _weights(gpu: NodeGpu) -> list[int]:
 
 def _grant(owner: _Owner, parts: list[dict[str, Any]], sees: Sees) -> dict[str, Any]:
     hidden = owner.namespace not in sees.pods
-    name = f"{owner.node} {owner.uid} {owner.container} {owner.claim} {owner.running}"
+    own = owner.uid or owner.namespace  # a claim that no pod uses has no UID here
+    name = f"{owner.node} {own} {owner.container} {owner.claim} {owner.running}"
     return {
         "id": hashlib.blake2b(name.encode(), digest_size=12, key=_SALT).hexdigest(),
         "node": owner.node,

@@ -119,8 +119,11 @@ class LiveStreams:
         while not self._ended:
             now = time.time()
             shared.refresh(self._watched, now)
-            yield shared.since(number) + (_event("machine-delta", _time(now)) if number else b"")
-            number = shared.number
+            content = shared.since(number)
+            if number:
+                content += _event("machine-delta", _time(now))
+            number = shared.number  # other pages may refresh it while this one is slow to read
+            yield content
             await asyncio.sleep(SECONDS)
             if shared.is_current(self._watched) and not self._ended:
                 await self._watched.changes.wait(CALM_SECONDS)

@@ -70,6 +70,16 @@ def memory_units(gpu_bytes: int) -> int:
     return gpu_bytes // MEMORY_UNIT * MEMORY_UNIT
 
 
+def device_memory(kind: Kind, gpu_bytes: int, shares: int) -> int:
+    """What a device of this kind has of its GPU's memory."""
+    match kind:
+        case "shared":
+            return gpu_bytes // shares
+        case "sliced":
+            return memory_units(gpu_bytes)
+    return gpu_bytes
+
+
 def amount_of(capacity: str, amounts: Mapping[str, Quantity]) -> int | None:
     """How much of a capacity somebody wrote, with our domain or without; None if nothing.
 

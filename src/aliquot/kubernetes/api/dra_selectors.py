@@ -7,8 +7,9 @@
 There are `&&`, `||`, `!`, brackets, comparisons, `in` with a list, texts, whole numbers, the
 methods startsWith, endsWith and contains of texts, and isGreaterThan, isLessThan and compareTo of
 quantities. Anything else is refused (`UnknownExpressionError`): a selector that is not understood
-must not be taken for one that fits. A device that lacks an attribute, or has one of another type,
-does not fit. People who may create claims write selectors. Pure.
+must not be taken for one that fits. An attribute that a device lacks, or has of another type, is an
+error: as in CEL the device does not fit unless another part of `||` or `&&` decides. People who may
+create claims write selectors. Pure.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from aliquot.kubernetes.api.requests import quantity
 from aliquot.model.errors import AliquotError, InvalidValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 LONGEST = 10 << 10  # characters of an expression, as the API server has it
-MOST_WORDS = 500  # of an expression: it is read for each GPU of the cluster
+MOST_WORDS = 500  # of all selectors of a request: they are read for each GPU of the cluster
 DEEPEST = 32
 REMEMBERED = 1 << 10
 
@@ -83,20 +84,39 @@ _Value = Any
 def fulfils(device: Device, expression: str) -> bool:
     """Whether a device of our driver fulfils a selector; UnknownExpressionError if that is open."""
     try:
-        return _parsed(expression)[0](device) is True
+        return _parsed(expression).says(device) is True
     except _NotSoError:
         return False
 
 
-def attributes_in(expression: str) -> frozenset[str]:
-    """The attributes that a selector is about; UnknownExpressionError if it is not understood."""
-    return _parsed(expression)[1]
+def attributes_in(expressions: Collection[str]) -> frozenset[str]:
+    """The attributes that the selectors of a request are about.
+
+    UnknownExpressionError if one is not understood, or if they are too long together.
+    """
+    found = [_parsed(one) for one in expressions]
+    if sum(one.words for one in found) > MOST_WORDS:
+        raise UnknownExpressionError(
+            f"its selectors have more than {MOST_WORDS} words and signs together, which Aliquot's"
+            " scheduler does not read",
+            "Write fewer or shorter ones.",
+        )
+    return frozenset[str]().union(*(one.attributes for one in found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """What an expression says of a device, the attributes that it is about, and its length."""
+
+    says: Callable[[Device], _Value]
+    attributes: frozenset[str]
+    words: int
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _parsed(expression: str) -> tuple[Callable[[Device], _Value], frozenset[str]]:
+def _parsed(expression: str) -> _Parsed:
     parser = _Parser(expression)
-    return parser.whole(), frozenset(parser.attributes)
+    return _Parsed(parser.whole(), frozenset(parser.attributes), parser.words)
 
 
 class _Parser:
@@ -108,6 +128,10 @@ class _Parser:
         self._at = 0
         self._depth = 0
         self.attributes: set[str] = set()
+
+    @property
+    def words(self) -> int:
+        return len(self._tokens)
 
     def whole(self) -> Callable[[Device], _Value]:
         found = self._any()
@@ -286,11 +310,25 @@ def _truth(value: _Value) -> bool:
 
 
 def _either(parts: list[Callable[[Device], _Value]]) -> Callable[[Device], _Value]:
-    return lambda device: any(_truth(one(device)) for one in parts)
+    return lambda device: _decided(parts, device, by=True)
 
 
 def _all(parts: list[Callable[[Device], _Value]]) -> Callable[[Device], _Value]:
-    return lambda device: all(_truth(one(device)) for one in parts)
+    return lambda device: _decided(parts, device, by=False)
+
+
+def _decided(parts: list[Callable[[Device], _Value]], device: Device, *, by: bool) -> bool:
+    """As CEL has it: the part that decides does so even if another one is an error."""
+    failed = False
+    for one in parts:
+        try:
+            if _truth(one(device)) is by:
+                return by
+        except _NotSoError:
+            failed = True
+    if failed:
+        raise _NotSoError
+    return not by
 
 
 def _compared(sign: str, one: _Value, other: _Value) -> bool:

@@ -7,13 +7,14 @@ offers its GPUs by device plugins or to claims.
 
 A claim counts from the moment that it is about to be allocated (`assume`), by its allocation until
 its node reports its grant, and then by that report. In the table of all nodes, by which queues are
-charged, it counts for its pod. No input or output.
+charged, it counts for a pod that uses it: for another one than the node reports if that is gone,
+because what a pod has that is gone counts for no queue. No input or output.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,8 @@ from aliquot.kubernetes.api.dra_devices import COMPUTE, MEMORY, amount_of, parse
 from aliquot.kubernetes.api.dra_parameters import InvalidClaimError, parameters_of
 from aliquot.kubernetes.api.gpunode import BY_ALIQUOT
 from aliquot.kubernetes.api.names import CORE_UNITS
+from aliquot.kubernetes.api.objects import Pod
+from aliquot.kubernetes.api.watch import SILENCE
 from aliquot.kubernetes.cluster.cluster import Cluster
 from aliquot.kubernetes.cluster.parts import Part
 from aliquot.kubernetes.cluster.usable import why_no_resource_claims
@@ -32,12 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.api.dra import DeviceClass, DeviceResult
-    from aliquot.kubernetes.api.gpunode import NodeGpu
-    from aliquot.kubernetes.api.objects import GpuNode, Node, Pod
+    from aliquot.kubernetes.api.gpunode import NodeGpu, NodeGrant
+    from aliquot.kubernetes.api.objects import GpuNode, Node
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.cluster.parts import Parts
 
-UNSURE_SECONDS = 60.0  # within which a watch surely reports an allocation that was written
+# How long an allocation counts that no watch has reported: one of which the API server did not say
+# whether it wrote it, and one that it wrote. A watch notices late that its connection is dead.
+UNSURE_SECONDS = 60.0
+WRITTEN_SECONDS = 2 * SILENCE
 
 Key = tuple[str, str]  # namespace and name
 
@@ -113,10 +119,11 @@ class ResourceClaims:
 
     def set_pod(self, uid: str, pod: Pod | None) -> None:
         """A pod was created or changed; None: it is gone."""
-        if pod is None or pod.ended or not pod.spec.resource_claims:
-            self._pods.pop(uid, None)
-        else:
+        before = self._pods.pop(uid, None)
+        if pod is not None and not pod.ended and pod.spec.resource_claims:
             self._pods[uid] = pod
+        if (before is None) != (uid not in self._pods):
+            self._recount((pod or before or Pod()).spec.node_name)
 
     def set_node(self, name: str, node: Node | None, gpu_node: GpuNode | None) -> None:
         """A Node or its GPUNode was created or changed; None: it is gone."""
@@ -137,6 +144,11 @@ class ResourceClaims:
         uid = claim.metadata.uid
         self._assumed[uid] = _Assumed(claim, pod, self._now() + UNSURE_SECONDS)
         self._place(uid)
+
+    def confirm(self, uid: str) -> None:
+        """The allocation of a claim was surely written."""
+        if (one := self._assumed.get(uid)) is not None:
+            self._assumed[uid] = replace(one, until=self._now() + WRITTEN_SECONDS)
 
     def drop(self, uid: str) -> None:
         """The allocation of a claim was surely not written."""
@@ -241,14 +253,37 @@ class ResourceClaims:
                 by_pod[pod] = (*by_pod.get(pod, ()), *parts)
         self.cluster.set_claimed(node, by_claim)
         self._counted.set_claimed(node, by_pod)
+        counted = self._counted.nodes.get(node)
+        if gpu_node is not None and counted is not None:
+            now = self._for_pods_that_are_there(gpu_node)
+            if now != counted:
+                self._counted.set_node(node, now)
+
+    def _for_pods_that_are_there(self, gpu_node: GpuNode) -> GpuNode:
+        """A node whose grants of claims count for pods that still use them."""
+        now = msgspec.structs.replace
+        gpus = tuple(
+            now(gpu, grants=tuple(now(one, pod_uid=self._user_of(one)) for one in gpu.grants))
+            for gpu in gpu_node.status.gpus
+        )
+        return now(gpu_node, status=now(gpu_node.status, gpus=gpus))
+
+    def _user_of(self, grant: NodeGrant) -> str:
+        """The UID of the pod that a grant counts for."""
+        claim = self._claims.get(grant.claim_uid)
+        if claim is None or grant.pod_uid in self._pods:
+            return grant.pod_uid
+        return self._pod_of(claim)
 
     def _pod_of(self, claim: ResourceClaim) -> str:
         """The UID of the pod that a claim counts for; the claim's own if no pod is known."""
         uid = claim.metadata.uid
         if uid in self._assumed:
             return self._assumed[uid].pod
-        reserved = (one.uid for one in claim.status.reserved_for if one.resource == "pods")
-        return next(reserved, "") or _owner(claim) or self._named_by(claim) or uid
+        reserved = [one.uid for one in claim.status.reserved_for if one.resource == "pods"]
+        there = (one for one in reserved if one in self._pods)
+        found = next(there, "") or next(iter(reserved), "")
+        return found or _owner(claim) or self._named_by(claim) or uid
 
     def _named_by(self, claim: ResourceClaim) -> str:
         """The UID of a pod that names a claim; empty if there is none."""

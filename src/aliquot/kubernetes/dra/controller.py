@@ -73,7 +73,7 @@ class Limits(Protocol):
     def beyond_limits(
         self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str]
     ) -> Answer | None:
-        """Why the queue of a single pod does not let it start; None if it does."""
+        """Why the queue of a single pod does not let it have this too; None if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +308,7 @@ class ClaimAllocator:
                 self._claims.drop(uid)
             self._fail(pod, claim, error)
             return False
+        self._claims.confirm(uid)
         _log.info("allocated a resource claim", claim=f"{meta.namespace}/{meta.name}", pod=pod.key)
         return True
 

@@ -24,6 +24,7 @@ from aliquot.kubernetes.api.dra_devices import (
     MEMORY,
     amount_of,
     attributes_of,
+    device_memory,
     link_groups,
 )
 from aliquot.kubernetes.api.dra_parameters import InvalidClaimError, parameters_of
@@ -107,11 +108,11 @@ class Devices:
         """The GPUs with devices that fulfil all these expressions, by the kind of the devices."""
         found = self._selected.get(expressions)
         if found is None:
-            names = frozenset[str]().union(*map(attributes_in, expressions))
+            names = attributes_in(expressions)
             found = self._selected[expressions] = {}
             for node, gpu, attributes, shares in self._all():
                 for kind in DEVICE_KINDS:
-                    size = gpu.memory // shares if kind == "shared" else gpu.memory
+                    size = device_memory(kind, gpu.memory, shares)
                     if _fulfils(expressions, _device(kind, size, attributes, names)):
                         one = _Gpu(node, gpu.uuid, size, attributes)
                         found.setdefault(kind, []).append(one)
@@ -305,9 +306,7 @@ def _device(kind: Kind, size: int, attributes: Attributes, names: frozenset[str]
 
 @lru_cache(maxsize=REMEMBERED)
 def _fulfils(expressions: tuple[str, ...], device: Device) -> bool:
-    # All of them are read: one that is not understood is refused on every device.
-    found = [fulfils(device, one) for one in expressions]
-    return all(found)
+    return all(fulfils(device, one) for one in expressions)
 
 
 def _grouped(gpus: Sequence[_Gpu], same: Sequence[str]) -> Iterator[list[_Gpu]]:

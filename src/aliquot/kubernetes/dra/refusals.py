@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 BARRED_SECONDS = 15.0
 LONGEST_BAR = 600.0
+MOST_DOUBLINGS = 10  # enough for the longest; a week of them is more than a number can be
 EVENT_AGAIN = 120.0  # seconds until the same reasons get another event
 
 
@@ -51,13 +52,13 @@ class PodWait:
     def bar(self, node: str, now: float) -> PodWait:
         """The pod did not fit a node."""
         before = self.barred.get(node, Bar(0.0, 0))
-        seconds = min(BARRED_SECONDS * 2.0**before.times, LONGEST_BAR)
+        seconds = min(BARRED_SECONDS * 2.0 ** min(before.times, MOST_DOUBLINGS), LONGEST_BAR)
         bars = {**self.barred, node: Bar(now + seconds, before.times + 1)}
         return replace(self, bars=tuple(bars.items()))
 
     def fail(self, now: float) -> PodWait:
         """The API server refused the allocation."""
-        seconds = min(2.0**self.errors, LONGEST_BAR)
+        seconds = min(2.0 ** min(self.errors, MOST_DOUBLINGS), LONGEST_BAR)
         return replace(self, later=now + seconds, errors=self.errors + 1)
 
     def tell(self, reasons: frozenset[str], now: float) -> PodWait | None:

@@ -99,7 +99,7 @@ class Answers:
     def beyond_limits(
         self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str]
     ) -> Answer | None:
-        """Why the queue of a single pod does not let it start; None if it does."""
+        """Why the queue of a single pod does not let it have this too; None if it does."""
         return self._single_pods.beyond_limits(pod, requests, names, self._now())
 
     def advised(self, pod: Pod, answer: Answer) -> Answer:

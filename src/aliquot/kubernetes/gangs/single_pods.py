@@ -27,7 +27,7 @@ from aliquot.placement.core.demand import Demand, Gang
 from aliquot.placement.queues.quota import Tree, needs, prefixes, within_quota
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.requests import ContainerRequest
@@ -83,18 +83,28 @@ class SinglePods:
             return None
         if not requests:
             return None
-        refused = self.beyond_limits(pod, requests, names, now)
+        refused = self._beyond_limits(pod, requests, names, now, {pod.metadata.uid})
         return refused or self._place(pod, requests, names, now)
 
     def beyond_limits(
         self, pod: Pod, requests: Sequence[ContainerRequest], names: Sequence[str], now: float
     ) -> Answer | None:
-        """Why a pod's queue does not let it start that asks for this; None if it does."""
+        """Why the queue of a pod does not let it have this too; None if it does."""
+        return self._beyond_limits(pod, requests, names, now, ())
+
+    def _beyond_limits(
+        self,
+        pod: Pod,
+        requests: Sequence[ContainerRequest],
+        names: Sequence[str],
+        now: float,
+        without: Collection[str],
+    ) -> Answer | None:
         queue = self._queue(pod)
         problem = self._queues.refusal_of(pod) if queue else ""
         if problem:
             return _refusal(names, "InvalidQueue", problem)
-        full = self._behind(pod, queue) or self._full(pod, queue, requests, now)
+        full = self._behind(pod, queue) or self._full(pod, queue, requests, now, without)
         return _refusal(names, "QueueFull", full) if full else None
 
     def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
@@ -134,7 +144,7 @@ class SinglePods:
         reserved = self._cluster.reserved(uid)
         if reserved is None:
             raise NotBoundError(f"pod {pod.key} took too long: it must be scheduled again")
-        full = self._full(pod, queue, requests, now)
+        full = self._full(pod, queue, requests, now, {uid})
         if full:
             self._cluster.forget(uid)
             raise NotBoundError(f"pod {pod.key}: {full}")
@@ -195,15 +205,26 @@ class SinglePods:
         queue = self._queue(pod)
         if queue and self._queues.refusal_of(pod):
             return False
-        return not (self._behind(pod, queue) or self._full(pod, queue, requests, now))
+        own = {pod.metadata.uid}
+        return not (self._behind(pod, queue) or self._full(pod, queue, requests, now, own))
 
     def _queue(self, pod: Pod) -> str:
         """The queue of a pod; empty if there are no queues and the pod names none."""
         names_none = self._queues.named_by(pod) == DEFAULT
         return "" if names_none and not self._queues.objects else self._queues.queue_of(pod)
 
-    def _full(self, pod: Pod, queue: str, requests: Sequence[ContainerRequest], now: float) -> str:
-        """The message that this pod would exceed a limit of its queue; empty if it would not."""
+    def _full(
+        self,
+        pod: Pod,
+        queue: str,
+        requests: Sequence[ContainerRequest],
+        now: float,
+        without: Collection[str],
+    ) -> str:
+        """The message that this pod would exceed a limit of its queue; empty if it would not.
+
+        What the pods of the UIDs `without` have does not count.
+        """
         tree = Tree(self._queues.queues())
         if not queue or not tree.is_limited(queue):
             return ""
@@ -211,7 +232,7 @@ class SinglePods:
         if not gang.members:
             return ""
         more = needs(gang, self._cluster.chooser.allocations.hardware)
-        used = self._allocations.charged(now, self._registry.preemptions(), {pod.metadata.uid})
+        used = self._allocations.charged(now, self._registry.preemptions(), without)
         over = tree.over(queue, more, used)
         return (
             ""

@@ -23,9 +23,9 @@ from aliquot.kubernetes.api.dra_devices import (
     MEMORY,
     Version,
     attributes_of,
+    device_memory,
     device_name,
     link_groups,
-    memory_units,
 )
 from aliquot.kubernetes.api.names import CORE_UNITS, GROUP, MEMORY_UNIT
 
@@ -99,11 +99,12 @@ def _devices(one: DeviceGpu, shares: int, group: int | None, driver_version: str
     common = _attributes(one, group, driver_version)
     yield _device(one, "whole", 0, common, {MEMORY: _amount(memory)}, shares)
     for number in range(shares):
-        capacity = {MEMORY: _amount(memory // shares)}
+        capacity = {MEMORY: _amount(device_memory("shared", memory, shares))}
         yield _device(one, "shared", number, common, capacity, 1)
-    if memory_units(memory) < 2 * MEMORY_UNIT:  # a step and a least amount must fit
+    size = device_memory("sliced", memory, shares)
+    if size < 2 * MEMORY_UNIT:  # a step and a least amount must fit
         return
-    whole = str(memory_units(memory))
+    whole = str(size)
     step = str(MEMORY_UNIT)
     capacity = {
         MEMORY: {

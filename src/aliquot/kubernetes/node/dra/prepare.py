@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 END_SECONDS = 20.0
 LOOK_SECONDS = 0.05
 LOCKS = 256  # calls about the same claim wait for each other, and rarely those about two claims
-# All pods of a claim are gone for so long, and the kubelet has not unprepared it: look it up.
+# A pod of a claim is gone for so long, and the kubelet has not unprepared the claim: look it up.
 FORGOTTEN_SECONDS = 60.0
 
 _log = structlog.get_logger(__name__)
@@ -88,7 +88,7 @@ class ClaimGrants:
         self._events = events
         self._forgotten_seconds = forgotten_seconds
         self._locks = [asyncio.Lock() for _ in range(LOCKS)]
-        self._unused_since: dict[str, float] = {}  # by claim: no pod of it is there
+        self._left_since: dict[str, float] = {}  # by claim: a pod of it is gone
         self._not_made: set[str] = set()  # grants about which the log has it already
 
     async def prepare(
@@ -133,18 +133,24 @@ class ClaimGrants:
                 await self._make_again(grant.name)
 
     async def release_forgotten(self) -> None:
-        """End the grants of claims that are no longer here, though nobody unprepared them."""
+        """Look up the claims of pods that are gone, though nobody unprepared them.
+
+        A claim that is no longer here ends with the last of its pods. One that is still here counts
+        for the pods that may use it now.
+        """
         now = time.monotonic()
         claims = [grant.claim for grant in self._saved.allocations.saved() if grant.claim]
-        unused = {
-            one.uid: one for one in claims if all(self._pods.is_gone(pod) for pod in one.pods)
+        left = {
+            one.uid: one
+            for one in claims
+            if not one.pods or any(self._pods.is_gone(pod) for pod in one.pods)
         }
-        self._unused_since = {uid: self._unused_since.get(uid, now) for uid in unused}
-        for uid, claim in unused.items():
-            if now - self._unused_since[uid] >= self._forgotten_seconds:
-                self._unused_since[uid] = now  # look again after that time
+        self._left_since = {uid: self._left_since.get(uid, now) for uid in left}
+        for uid, claim in left.items():
+            if now - self._left_since[uid] >= self._forgotten_seconds:
+                self._left_since[uid] = now  # look again after that time
                 with suppress(AliquotError):
-                    await self._release_if_gone(claim)
+                    await self._look_up(claim)
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -239,7 +245,7 @@ class ClaimGrants:
                 pod = GpuPod(found) if found.metadata.uid == owner.uid else None
         return pod.together if pod else None
 
-    async def _release_if_gone(self, known: ResourceClaimRef) -> None:
+    async def _look_up(self, known: ResourceClaimRef) -> None:
         async with self._lock(known.uid):
             grant = self._find(known.uid)
             if grant is None:
@@ -254,6 +260,8 @@ class ClaimGrants:
                 claim = None
             if claim is not None and self._has_devices(claim, grant):
                 return
+            if not all(self._pods.is_gone(pod) for pod in _ref(grant).pods):
+                return  # it is the kubelet's to unprepare
             _log.warning("a resource claim is gone, and was not unprepared", grant=grant.name)
             await self._end(grant)
 
