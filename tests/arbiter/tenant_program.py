@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,8 @@ class Tenant:
             while work.get("opened") < work.done() + AHEAD:
                 work.launch()
             if credit.slice(index).ring:
-                ring(self.directory)
+                with suppress(ConnectionError, FileNotFoundError):  # an arbiter may end meanwhile
+                    ring(self.directory)
             if credit.credit(index) > work.done():
                 work.finish()
 
