@@ -71,6 +71,8 @@ USAGE = [
     (("simulate", "--day", "2", "--strategy", "luck"), "luck", "fragmentation"),
     (("simulate", "compare", "--day", "2", "--seeds", "x"), "'x'", "42-51"),
     (("up", *ONE, "--config", "/no/pool.toml"), "/no/pool.toml", "--config"),
+    (("console", *ONE, "--tls-cert", "/c", "--tls-key", "/k"), "--tls-cert", "--cluster"),
+    (("submit", *ONE, "--isolation", "hardware", "--", "true"), "jobs", "aliquot run"),
 ]
 
 REFUSED = [

@@ -68,7 +68,9 @@ def test_a_command_gives_its_gpu_to_another_and_continues(
     refused = cli("resume", *ON, "large")
     assert refused.returncode == 1
     assert "command large: not resumed: " in refused.stderr
-    assert "MiB requested" in " ".join(refused.stderr.split())
+    said = " ".join(refused.stderr.split())
+    assert "MiB requested" in said
+    assert "It stays suspended. Try it again" in said
     assert command.looks() == 0
     other.end()
     wait_until(lambda: "other" not in grants_of(cli))

@@ -57,6 +57,19 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, laid_out(COLUMNS, ROWS, width))) <= width
 
 
+def test_a_reason_that_is_too_long_goes_on_below_itself() -> None:
+    columns = (Column("gpu", "GPU"), Column("why", "Why", least=10, wraps=True))
+    rows = [{"gpu": "0", "why": "no memory of the host is left"}, {"gpu": "1", "why": "it fits"}]
+    assert laid_out(columns, rows, 20) == [
+        "GPU  Why",
+        "0    no memory of",
+        "     the host is",
+        "     left",
+        "1    it fits",
+    ]
+    assert laid_out(columns, rows, None)[1] == "0    no memory of the host is left"
+
+
 def test_wide_characters_are_counted() -> None:
     rows = [{"name": "学習", "policy": "a"}, {"name": "abcd", "policy": "b"}]
     _, first, second = laid_out(COLUMNS[:2], rows, None)

@@ -65,7 +65,7 @@ with aliquot.slice(memory="8GiB", gpu=1, export=False) as one:
     except aliquot.AliquotError as error:
         print(error.message)
 """)
-    assert "--gpu 7 names no GPU of this machine, which has 0, 1" in done.stdout, done
+    assert "--gpu 7 names no GPU of this machine, which has GPUs 0, 1" in done.stdout, done
 
 
 def test_slices_are_apart_from_each_other(python: Python) -> None:

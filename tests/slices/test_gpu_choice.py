@@ -178,7 +178,9 @@ def test_a_name_that_means_no_gpu_or_several_is_refused() -> None:
         return with_named_gpus(replace(ask(), which=GpuSelection(**which)), gpus).which
 
     assert found(named=("1",), excluded=(uuid_of(0),)).named == (uuid_of(1),)
-    with pytest.raises(NoGpuError, match="--gpu 7 names no GPU of this machine, which has 0, 1"):
+    with pytest.raises(
+        NoGpuError, match="--gpu 7 names no GPU of this machine, which has GPUs 0, 1"
+    ):
         found(named=("7",))
     with pytest.raises(NoGpuError, match="--not-gpu GPU-1 names no GPU"):
         found(excluded=("GPU-1",))

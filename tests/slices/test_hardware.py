@@ -73,7 +73,7 @@ def test_hardware_is_refused_with_what_to_do(cli: Cli, mig: Program) -> None:
         ("run", "--wait"): "the pool does not make instances of a GPU",
         ("submit",): "jobs cannot have --isolation hardware",
         ("run", "--dry-run"): "is known only when it is made",
-        ("run", "--gpu", "GPU-ffffffff"): "leave no GPU in MIG mode",
+        ("run", "--gpu", "GPU-ffffffff"): "leave no GPU in MIG mode; in MIG mode: GPU-",
     }
     for (command, *options), said in words.items():
         done = cli(command, "--simulate", SHAPE, "--isolation", "hardware", *options, "--", "true")

@@ -73,7 +73,9 @@ def console(  # noqa: PLR0913 - one for each option
     ] = None,
     tls_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="The key of that certificate."),
+        typer.Option(
+            metavar="FILE", show_default=False, help="With --cluster: the key of that certificate."
+        ),
     ] = None,
 ) -> None:
     """Print a link to this machine's web page, or serve a cluster's.
@@ -106,6 +108,11 @@ def console(  # noqa: PLR0913 - one for each option
     if cluster:
         _serve_cluster(wanted, kubeconfig, names, tls_cert, tls_key)
         return
+    if any((kubeconfig, tls_cert, tls_key)):
+        raise InvalidValueError(
+            "--kubeconfig, --tls-cert and --tls-key are for the console of a cluster",
+            "Add --cluster, or leave them out: the console of a machine serves no TLS.",
+        )
     state = _state(simulate)
     found = console_process.find_console(state)
     if found is not None and not any((listen, base_path != "/", server_name, frame_ancestor)):

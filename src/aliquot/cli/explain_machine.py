@@ -26,7 +26,7 @@ COLUMNS = (
     Column("free", "Free", drop=1),
     Column("compute", "Compute", drop=1),
     Column("fits", "Fits"),
-    Column("why", "Why", least=20),
+    Column("why", "Why", least=20, wraps=True),
 )
 
 

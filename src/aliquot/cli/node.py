@@ -147,8 +147,8 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(
             metavar="AMOUNT",
             show_default="none",
-            help="Memory of the host for that of containers with the annotation aliquot.io/swap, "
-            "for example 64GiB. It belongs to no pod.",
+            help="Memory of the host for what leaves the GPUs from containers with the annotation "
+            "aliquot.io/swap, for example 64GiB. It belongs to no pod.",
         ),
     ] = None,
     park_after: Annotated[
@@ -156,8 +156,8 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(
             metavar="DURATION[,always]|never",
             show_default="never",
-            help="When that of containers without the annotation aliquot.io/park-after leaves "
-            "because they are idle.",
+            help="After how long without GPU work the memory of containers without the annotation "
+            "aliquot.io/park-after leaves.",
         ),
     ] = None,
     kubeconfig: Kubeconfig = None,
@@ -209,7 +209,9 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
     if dra and cdi is Cdi.NEVER:
         raise InvalidValueError("--dra needs CDI", "Leave out --cdi, or give --cdi always.")
     if scheduled and not dra:
-        raise InvalidValueError("--scheduled needs --dra", "Give --dra too, or leave it out.")
+        raise InvalidValueError(
+            "--scheduled needs --dra", "Give --dra too, or leave out --scheduled."
+        )
     with needs_extra():
         from aliquot.kubernetes.api.log import set_up_log  # noqa: PLC0415 - needs the extra
         from aliquot.kubernetes.node.agent import run_agent  # noqa: PLC0415

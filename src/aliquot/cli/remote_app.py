@@ -58,7 +58,7 @@ def serve(
     ] = "cuda",
     simulate: Simulate = None,
 ) -> None:
-    """Lend slices of this machine's GPUs to your programs elsewhere.
+    """Lend slices of this machine's GPUs to your programs that have none.
 
     Each `aliquot run --remote` gets a grant here, and executors in it run the program's operators.
     The slice is given back when the program or this server ends, whatever ends it. Until Ctrl-C.

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 TITLES = (
     "Programs",
     "Over-commit",
-    "Completion, mean (min)",
+    "Time (min)",
     "Change",
-    "Wait, mean (min)",
-    "Slower than alone",
-    "Host memory, most",
-)
+    "Wait (min)",
+    "Slower",
+    "Host memory",
+)  # as wide as a terminal of 80 columns
 
 
 def parse_factors(text: str) -> list[float]:
@@ -70,6 +70,8 @@ def run_overcommit(
             table.add_row(*_row(mix, factor, runs))
     table.print()
     print_sentence(
+        "Time: from arrival to end; Wait: of it, until the start; both are means. Slower: how many "
+        "times as long a program runs as alone on a GPU. Host memory: the most at a time. "
         "Notebooks pause most of the time. Trainings never do: two on one GPU share its time."
     )
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from aliquot.slices import LocalMachine
 
 _WORKER = re.compile(r"[^.]+\.\d+\.\d+\.\d+")
+_AGAIN = {
+    "suspend": "It runs on as before. Try it again when the reason has gone.",
+    "resume": "It stays suspended. Try it again when others have ended; who has what: aliquot ps",
+}
 
 
 def split_commands(names: Sequence[str], simulate: str | None) -> tuple[list[str], list[str]]:
@@ -51,7 +55,7 @@ def change_command(name: str, verb: str, simulate: str | None) -> str:
         moving.thaw(where, grant.name)
     except (CannotFreezeError, RetryLaterError) as error:
         raise ArbiterError(
-            f"command {shown}: not {verb.removesuffix('e')}ed: {error.message}"
+            f"command {shown}: not {verb.removesuffix('e')}ed: {error.message}", _AGAIN[verb]
         ) from error
     return f"{shown}: resumed"
 

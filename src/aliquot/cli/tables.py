@@ -1,9 +1,9 @@
 """How output for people and for programs looks.
 
 `show_rows` prints the tables of `ps`, `gpus`, `jobs` and `limits`. On a terminal a table fits the
-width: cells that have a shorter form take it, a text at the end is cut, and the least important
-columns are left out. No word is broken over two lines. In a pipe a table has all its columns, one
-line for each row and neither colours nor lines.
+width: cells that have a shorter form take it, a text at the end is cut or goes on in the next line,
+and the least important columns are left out. No word is broken over two lines. In a pipe a table
+has all its columns, one line for each row and neither colours nor lines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, TextIO
 from unicodedata import combining, east_asian_width
 
@@ -47,8 +48,9 @@ class Column:
 
     `key` names its cells in a row and in `--format`. Columns with the largest `drop` are left out
     first; with 0 never. A cell may be cut to `least` characters; with 0 it is cut only where no
-    column can be left out any more. `short` makes a shorter form of a cell. `only_named`: the
-    column is in no table, only in `--format`.
+    column can be left out any more. `short` makes a shorter form of a cell. `wraps`: a
+    cell that is too long goes on in the next lines, and is not cut. `only_named`: the column is in
+    no table, only in `--format`.
     """
 
     key: str
@@ -57,6 +59,7 @@ class Column:
     least: int = 0
     right: bool = False
     short: Callable[[str], str] | None = None
+    wraps: bool = False
     only_named: bool = False
 
 
@@ -86,7 +89,10 @@ def show_rows(columns: Sequence[Column], rows: Sequence[Row], output: Output) ->
 
 
 def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int | None) -> list[str]:
-    """The header and one line for each row, at most `width` characters wide; None: any."""
+    """The header and a line for each row, at most `width` characters wide; None: any.
+
+    A cell that wraps may give its row more lines.
+    """
     columns = [column for column in columns if not column.only_named]
     cells = {
         column.key: [clean(column.title), *(clean(row.get(column.key, "")) for row in rows)]
@@ -101,11 +107,19 @@ def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int | None) 
         columns, widths = _fitted(columns, _widths(cells), width)
     return [
         _GAP.join(
-            _padded(cut(cells[one.key][number], widths[one.key]), widths[one.key], right=one.right)
-            for one in columns
+            _padded(cut(cell, widths[one.key]), widths[one.key], right=one.right)
+            for one, cell in zip(columns, beside, strict=True)
         ).rstrip()
         for number in range(len(rows) + 1)
+        for beside in zip_longest(
+            *(_cell_lines(one, cells[one.key][number], widths[one.key]) for one in columns),
+            fillvalue="",
+        )
     ]
+
+
+def _cell_lines(column: Column, text: str, width: int) -> list[str]:
+    return (wrapped(text, width) if column.wraps else None) or [text]
 
 
 def _fitted(

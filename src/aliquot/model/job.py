@@ -198,21 +198,20 @@ class Job:
     array: ArrayIndex | None = None
 
     def __post_init__(self) -> None:
+        who = f"job {self.name}" if self.name else "the job"
         if not self.command:
-            raise InvalidValueError(f"job {self.name} has no command", "Write it after --.")
+            raise InvalidValueError(f"{who} has no command", "Write it after --.")
         if self.request.isolation is Isolation.HARDWARE:
             raise InvalidValueError(
-                f"job {self.name}: jobs cannot have --isolation hardware",
+                "jobs cannot have --isolation hardware: the pool makes no instances of a GPU",
                 "Use aliquot run --isolation hardware, or ask for a whole GPU: leave out"
                 " --isolation, --memory and --compute.",
             )
         if self.retries < 0 or min(self.notice_seconds, self.grace_seconds) < 0:
-            raise InvalidValueError(
-                f"job {self.name} has negative retries or times", "Give 0 or more."
-            )
+            raise InvalidValueError(f"{who} has negative retries or times", "Give 0 or more.")
         if self.time_seconds is not None and not 0 < self.time_seconds <= LONGEST_SECONDS:
             raise InvalidValueError(
-                f"job {self.name} cannot have a time limit of {self.time_seconds:g} s",
+                f"{who} cannot have a time limit of {self.time_seconds:g} s",
                 "Give more than 0 and at most 10 years, or no --time for no limit.",
             )
 

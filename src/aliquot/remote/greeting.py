@@ -99,8 +99,9 @@ def ask(path: str | Path, message: dict[str, Any]) -> tuple[socket.socket, dict[
             raise ValueError("no object")  # noqa: TRY301, TRY004
     except (OSError, ValueError) as error:
         end.close()
+        why = (error.strerror if isinstance(error, OSError) else None) or error
         raise RemoteError(
-            f"there is no remote GPU at {path}: {error}",
+            f"there is no remote GPU at {path}: {why}",
             f"Start it beside the GPU: aliquot remote serve --socket {path}",
         ) from error
     except BaseException:

@@ -232,5 +232,6 @@ def torch_of(python: str) -> str:
         raise greeting.RemoteError(f"{python}: {error.strerror}", hint) from error
     if made.returncode:
         last = (made.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise greeting.RemoteError(f"{python} has no PyTorch: {last}", hint)
+        why = "" if "PackageNotFoundError" in last else f": {last}"
+        raise greeting.RemoteError(f"{python} has no PyTorch{why}", hint)
     return made.stdout.strip().splitlines()[-1]

@@ -236,7 +236,11 @@ def _allows(request: Request, divided: DividedGpu) -> bool:
 
 def _no_gpu(gpus: Sequence[DividedGpu]) -> InstanceError:
     if gpus:
-        return InstanceError("--gpu and --not-gpu leave no GPU in MIG mode", INSTEAD)
+        there = ", ".join(one.uuid for one in gpus)
+        return InstanceError(
+            f"--gpu and --not-gpu leave no GPU in MIG mode; in MIG mode: {there}",
+            f"Name one by its UUID or the beginning of its UUID. {INSTEAD}",
+        )
     return InstanceError(
         "--isolation hardware: no GPU of this machine is in MIG mode",
         "Aliquot does not switch it. While nothing uses the GPU: sudo nvidia-smi -i GPU -mig 1. "

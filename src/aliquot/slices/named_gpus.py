@@ -37,8 +37,9 @@ def _uuid(option: str, word: str, gpus: Sequence[Gpu]) -> str:
     if found:
         several = " and ".join(f"{gpu} ({gpu.uuid})" for gpu in found[:2])
         raise NoGpuError(f"{option} {word} is not one GPU: it means {several}", "Write more of it.")
-    indexes = ", ".join(str(gpu.index) for gpu in gpus) or "none"
+    indexes = ", ".join(str(gpu.index) for gpu in gpus)
+    here = f"GPU{'s' * (len(gpus) > 1)} {indexes}" if gpus else "none"
     raise NoGpuError(
-        f"{option} {word} names no GPU of this machine, which has {indexes}",
+        f"{option} {word} names no GPU of this machine, which has {here}",
         f"Name a GPU by its index or by its UUID (GPU-…). {_SEE}",
     )

@@ -186,6 +186,15 @@ def test_a_missing_configuration_is_reported(tmp_path: Path) -> None:
         connect(tmp_path / "missing")
 
 
+@pytest.mark.parametrize("content", ["not: [yaml", "a word", "clusters: 5", "{}"])
+def test_an_invalid_kubeconfig_is_reported_with_its_name(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "invalid"
+    file.write_text(content)
+    with pytest.raises(AliquotError, match=r"to the API server: .*invalid") as found:
+        connect(file)
+    assert "--kubeconfig" in str(found.value.hint)
+
+
 def _with_server(play: object) -> None:
     async def run() -> None:
         api = FakeApi()

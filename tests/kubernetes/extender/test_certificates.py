@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,8 @@ from aliquot.kubernetes.extender.certificates import (
     InvalidCertificateError,
     KeyPair,
 )
-from aliquot.kubernetes.extender.serve import server_context
+from aliquot.kubernetes.extender.serve import TlsFiles, server_context
+from aliquot.model.errors import AliquotError
 
 NAME = "extender.ns.svc"
 NOW = datetime.now(UTC)
@@ -152,3 +155,9 @@ def test_a_renewed_certificate_is_presented_at_the_next_connection(authority: Au
         shake(server, client)
     authority.sign_server([NAME]).load_into(server)
     shake(server, client)
+
+
+def test_certificate_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path / "certificate", tmp_path / "key")
+    with pytest.raises(AliquotError, match=r"/certificate, key .*/key: No such file"):
+        asyncio.run(files.context())

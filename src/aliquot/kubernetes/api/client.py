@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ConfigError
+from yaml import YAMLError  # type: ignore[import-untyped] # lightkube brings it, without types
 
 from aliquot.kubernetes.api.decode import decode_json
 from aliquot.kubernetes.api.objects import (
@@ -45,6 +46,8 @@ PAGE = 500
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
+_CONNECT = "Give --kubeconfig FILE, set KUBECONFIG, or run in a pod with a service account."
+_INVALID = (AttributeError, LookupError, OSError, TypeError, ValueError, YAMLError)
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -312,10 +315,12 @@ def _configured(
         one = found.get()
         assert one is not None  # noqa: S101 - `get` without a default raises
         return one, make(one)
-    except (ConfigError, KeyError, msgspec.MsgspecError) as error:
+    except ConfigError as error:
+        raise AliquotError(f"cannot connect to the API server: {error}", _CONNECT) from error
+    except (*_INVALID, msgspec.MsgspecError) as error:
+        which, why = kubeconfig or "the configuration", " ".join(str(error).split())
         raise AliquotError(
-            f"cannot connect to the API server: {error}",
-            "Give --kubeconfig FILE, set KUBECONFIG, or run in a pod with a service account.",
+            f"cannot connect to the API server: {which} is not a valid kubeconfig: {why}", _CONNECT
         ) from error
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from aliquot.kubernetes.api.http_server import GRACE, serve_http
+from aliquot.model.errors import AliquotError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -59,9 +60,19 @@ class TlsFiles:
     clients: Path | None = None
 
     async def context(self) -> ssl.SSLContext:
-        """How to serve with these files."""
+        """How to serve with these files; AliquotError if that is impossible."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._load(context)
+        try:
+            self._load(context)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            files = f"certificate {self.certificate}, key {self.key}"
+            if self.clients is not None:
+                files += f", authority {self.clients}"
+            why = (error.strerror if isinstance(error, OSError) else None) or error
+            raise AliquotError(
+                f"HTTPS cannot be served with {files}: {why}",
+                "Give files in PEM form, and a key that belongs to the certificate.",
+            ) from error
         return context
 
     async def keep(self, context: ssl.SSLContext) -> None:
