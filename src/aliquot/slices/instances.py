@@ -157,7 +157,10 @@ class OwnInstances:
             self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
-        if not entry.adopted and instance_at(entry.place, self._read()) is not None:
+        gpus = self._read()
+        if all(one.uuid != entry.place.gpu for one in gpus):
+            return  # it does not answer: the next request looks
+        if not entry.adopted and instance_at(entry.place, gpus) is not None:
             try:
                 self._gpus.undivide(entry.place)
                 self._gpus.destroy(entry.place)
