@@ -109,9 +109,7 @@ def lost(
     return [
         one
         for one in entries
-        if one.place.gpu in known
-        and one.place not in used
-        and (one.granted or not is_alive(one))
+        if one.place.gpu in known and one.place not in used and (one.granted or not is_alive(one))
     ]
 
 
