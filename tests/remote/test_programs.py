@@ -42,5 +42,6 @@ def test_an_executor_refuses_what_only_a_forged_client_sends(
     assert "a view of 32 bytes is larger than its storage" in found["a_view_that_is_too_large"]
     assert "aten::from_file is not on the list" in found["an_operator_that_reads_files"]
     assert "storage 77 does not exist" in found["a_storage_that_does_not_exist"]
+    assert "storage 77 does not exist" in found["writing_to_a_storage_that_does_not_exist"]
     assert "before it was learnt" in found["a_call_that_was_never_learnt"]
     assert "no kind of message" in found["random_bytes"]

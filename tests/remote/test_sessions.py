@@ -1,4 +1,4 @@
-"""A session whose first process does not start as it should gives its slice back. Needs no PyTorch."""
+"""A session that does not start as it should gives its slice back. Needs no PyTorch."""
 
 from __future__ import annotations
 
