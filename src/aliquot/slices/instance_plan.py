@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An instance for a process of that start time, which Aliquot has made or is about to make.
+    """An instance for a thread of that start time, which Aliquot has made or is about to make.
 
     `adopted`: somebody else has made it, so it is never destroyed here. `granted`: its grant has
     been made, so it is needed only as long as something uses it.
