@@ -12,11 +12,15 @@ from aliquot.slices import control
 from aliquot.slices.turn_room import load_of, turn_room
 from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
+from arbiter.test_users import ALICE, as_user, shared
 from support import GIB
+from users import needs_root
 
 if TYPE_CHECKING:
     from arbiter.rig import Arbiter
-    from arbiter.test_move import Tenants
+    from arbiter.test_move import Owners, Tenants
+
+__all__ = ["shared"]  # a fixture
 
 
 def make(arbiter: Arbiter, name: str, gib: int, *more: str, gpu: str = GPU) -> str:
@@ -98,6 +102,13 @@ def test_a_slice_that_allows_no_turns_gets_what_is_free(turns: Arbiter) -> None:
     assert "100 %" in make(turns, "two", 30, "overcommit=100")
     assert make(turns, "two", 15, "overcommit=100") == ""
     assert "100 %" in make(turns, "three", 30)
+
+
+@needs_root
+def test_a_user_cannot_say_how_much_others_are_granted(shared: Arbiter, owners: Owners) -> None:
+    line = f"make name=a swap=1 overcommit=100 slice={GPU},memory={GIB}"
+    assert as_user(shared, owners, ALICE, line)["code"] == "not-allowed"
+    assert "code" not in as_user(shared, owners, ALICE, line.replace(" overcommit=100", ""))
 
 
 @pytest.mark.parametrize(
