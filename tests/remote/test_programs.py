@@ -11,6 +11,10 @@ def test_training_has_the_losses_of_the_same_program_on_the_cpu(remote: Remote) 
     assert remote.run("train.py", "cuda") == here
 
 
+def test_a_program_may_look_for_torch_before_it_imports_it(remote: Remote) -> None:
+    assert remote.run("look_first.py") == [1.0, 1.0]
+
+
 def test_habits_of_programs_are_right_or_refused_with_the_reason(remote: Remote) -> None:
     refused = {
         "dlpack": "DLPack of a tensor is not supported on a remote GPU",
