@@ -108,6 +108,10 @@ static bool find_owner(const struct connection *connection, const struct control
 	if (kept && !is_privileged(connection))
 		return failure_set(failure, "not-allowed",
 		                   "only root and the arbiter's user may make a kept grant");
+	if (request->overcommit_percent &&
+	    !is_privileged(connection)) /* it binds all users of the GPU */
+		return failure_set(failure, "not-allowed",
+		                   "only root and the arbiter's user may give a grant overcommit=PERCENT");
 	if (connection->arbiter->pool_admits && !is_privileged(connection))
 		return failure_set(failure, "pool-admits", "the pool makes the grants of this machine");
 	if (request->owner_pid)

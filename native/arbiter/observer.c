@@ -134,7 +134,7 @@ static void take_scan(struct observer *observer)
 	if (!scan)
 		return;
 	uint64_t fresh = observer->on_scan(observer, scan);
-	for (unsigned gpu = 0; fresh >> gpu && gpu < NVML_MAX_GPUS; gpu++)
+	for (unsigned gpu = 0; gpu < NVML_MAX_GPUS; gpu++)
 		if (fresh >> gpu & 1) {
 			free(observer->latest[gpu]);
 			observer->latest[gpu] = NULL;

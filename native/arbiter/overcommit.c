@@ -85,15 +85,33 @@ uint64_t overcommit_host_bytes(struct arbiter *arbiter, const struct overcommit_
 	return sum;
 }
 
+/* What is about to leave for another reason than turns, and is not in overcommit_host_bytes yet: several grants may
+ * be on their way at once. */
+static uint64_t leaving_bytes(const struct arbiter *arbiter, const struct grant *except)
+{
+	uint64_t sum = 0;
+	for (const struct grant *grant = arbiter->grants; grant; grant = grant->next) {
+		struct residence_sum its;
+		if (grant == except || !residence_is_away(grant) || grant->record->turn.is_others ||
+		    grant_state(grant) == ALIQUOT_GRANT_PARKED)
+			continue;
+		residence_sum(grant, &its);
+		sum += its.movable_bytes - (grant->record->turn.takes ? 0 : its.away_bytes);
+	}
+	return sum;
+}
+
 bool overcommit_may_leave(struct arbiter *arbiter, const struct grant *grant,
                           struct failure *failure)
 {
 	uint64_t most = arbiter->movers.processes->most_bytes;
-	uint64_t set_aside = overcommit_host_bytes(arbiter, NULL, grant) + spill_granted_bytes(arbiter);
+	uint64_t set_aside = overcommit_host_bytes(arbiter, NULL, grant) +
+	                     spill_granted_bytes(arbiter) + leaving_bytes(arbiter, grant);
 	struct residence_sum its;
-	residence_sum(grant, &its);
-	if (!residence_is_swappable(grant) || its.away_bytes) /* it cannot, or has begun to */
+	if (!residence_is_swappable(grant) ||
+	    residence_is_away(grant)) /* it cannot, or shall already */
 		return true;
+	residence_sum(grant, &its);
 	if (!turns_bytes(arbiter, NULL, grant) || its.movable_bytes + set_aside <= most)
 		return true;
 	return failure_set(

@@ -78,6 +78,7 @@ static void write_gpu(struct arbiter *arbiter, const struct gpu *gpu, struct jso
 		json_number(out, "instance_of", gpu->parent);
 	else
 		json_string(out, "instance_of", NULL);
+	json_bool(out, "gone", gpu->gone);
 	json_number(out, "memory_bytes", gpu->memory_bytes);
 	json_number(out, "used_bytes", snapshot && snapshot->knows_used ? snapshot->used_bytes : 0);
 	json_bool(out, "answers", snapshot && snapshot->knows_used);

@@ -97,7 +97,7 @@ def test_one_that_seems_idle_and_never_moves_is_not_the_only_one_that_is_asked(
 def test_programs_that_die_all_the_time_keep_nobody_from_an_answer(
     machine: Machine, stopped_arbiter: Arbiter, tenants: Tenants
 ) -> None:
-    stopped_arbiter.start("--overcommit", "300")
+    stopped_arbiter.start("--overcommit", "300", "--host-memory", str(1 << 40))
     dies = Path(stopped_arbiter.ask(f"make name=dies kept=1 slice={GPU},memory={GIB}")["directory"])
     holder = tenants(directory(stopped_arbiter, "holds", 50 * GIB))
     holder.hello()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from aliquot.slices import control
 from aliquot.slices.turn_room import load_of, turn_room
+from arbiter import wire
 from arbiter.rig import GPU, OTHER_GPU
+from arbiter.test_users import ALICE, as_user, shared
 from support import GIB
+from users import needs_root
 
 if TYPE_CHECKING:
     from arbiter.rig import Arbiter
+    from arbiter.test_move import Owners, Tenants
+
+__all__ = ["shared"]  # a fixture
 
 
 def make(arbiter: Arbiter, name: str, gib: int, *more: str, gpu: str = GPU) -> str:
@@ -46,6 +53,37 @@ def test_spill_leaves_what_is_set_aside_for_turns(turns: Arbiter) -> None:
     assert spill["code"] == "no-host-memory"
 
 
+def swappable(arbiter: Arbiter, name: str, gib: int) -> Path:
+    """The directory of a new grant of the second GPU."""
+    line = f"make name={name} kept=1 swap=1 slice={OTHER_GPU},memory={gib * GIB}"
+    return Path(arbiter.ask(line)["directory"])
+
+
+def test_memory_that_is_leaving_counts_on_the_host_at_once(
+    turns: Arbiter, tenants: Tenants
+) -> None:
+    assert make(turns, "one", 60) == ""
+    assert make(turns, "two", 30) == ""  # 22 GiB of the host's 60 are set aside
+    for name in ("a", "b"):
+        tenant = tenants(swappable(turns, name, 30))
+        tenant.hello()
+        assert tenant.tell("hold", 0, 30 * GIB) == "held"
+    assert turns.ask("move name=a to=host")["residence"] == "host"
+    assert "set aside: 30720 MiB would leave" in turns.ask("move name=b to=host")["error"]
+    assert turns.ask("move name=a to=gpu")["residence"] == "gpu"
+    assert turns.ask("move name=b to=host")["residence"] == "host"
+
+
+def test_a_program_cannot_say_that_its_memory_has_begun_to_leave(turns: Arbiter) -> None:
+    assert make(turns, "one", 60) == ""
+    assert make(turns, "two", 30) == ""
+    answer = wire.exchange(swappable(turns, "a", 45), wire.hello_message())
+    holding = wire.Holding.of(answer)
+    holding.hold(0, 45 * GIB)
+    holding.works[0].set("away_bytes", 1)
+    assert turns.ask("move name=a to=host")["code"] == "no-host-memory"
+
+
 def test_a_slice_says_how_much_is_granted_beside_it(turns: Arbiter) -> None:
     assert turns.status()["knows_queue_overcommit"] is True
     assert make(turns, "one", 60, "overcommit=110") == ""
@@ -64,6 +102,13 @@ def test_a_slice_that_allows_no_turns_gets_what_is_free(turns: Arbiter) -> None:
     assert "100 %" in make(turns, "two", 30, "overcommit=100")
     assert make(turns, "two", 15, "overcommit=100") == ""
     assert "100 %" in make(turns, "three", 30)
+
+
+@needs_root
+def test_a_user_cannot_say_how_much_others_are_granted(shared: Arbiter, owners: Owners) -> None:
+    line = f"make name=a swap=1 overcommit=100 slice={GPU},memory={GIB}"
+    assert as_user(shared, owners, ALICE, line)["code"] == "not-allowed"
+    assert "code" not in as_user(shared, owners, ALICE, line.replace(" overcommit=100", ""))
 
 
 @pytest.mark.parametrize(

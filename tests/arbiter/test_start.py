@@ -46,6 +46,7 @@ class TestStart:
             "pci_bus_id": "00000000:00:00.0",
             "mig": False,
             "instance_of": None,
+            "gone": False,
             "memory_bytes": USABLE,
             "used_bytes": 0,
             "answers": True,

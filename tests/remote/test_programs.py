@@ -11,6 +11,10 @@ def test_training_has_the_losses_of_the_same_program_on_the_cpu(remote: Remote) 
     assert remote.run("train.py", "cuda") == here
 
 
+def test_a_program_may_look_for_torch_before_it_imports_it(remote: Remote) -> None:
+    assert remote.run("look_first.py") == [1.0, 1.0]
+
+
 def test_habits_of_programs_are_right_or_refused_with_the_reason(remote: Remote) -> None:
     refused = {
         "dlpack": "DLPack of a tensor is not supported on a remote GPU",
@@ -42,5 +46,6 @@ def test_an_executor_refuses_what_only_a_forged_client_sends(
     assert "a view of 32 bytes is larger than its storage" in found["a_view_that_is_too_large"]
     assert "aten::from_file is not on the list" in found["an_operator_that_reads_files"]
     assert "storage 77 does not exist" in found["a_storage_that_does_not_exist"]
+    assert "storage 77 does not exist" in found["writing_to_a_storage_that_does_not_exist"]
     assert "before it was learnt" in found["a_call_that_was_never_learnt"]
     assert "no kind of message" in found["random_bytes"]

@@ -66,6 +66,40 @@ def test_requests_at_the_same_time_have_different_instances(
         assert mig("instances", 0) == [first]
 
 
+THREADS = """
+import os, threading
+from aliquot import slices
+from aliquot.devices import parse_shape
+from aliquot.model import Isolation, Request, parse_amount
+from aliquot.slices.instances import instance_for
+
+state, driver = slices.check_machine(parse_shape(SHAPE), None, os.environ)
+
+def asked(memory):
+    return Request(memory=parse_amount(memory), isolation=Isolation.HARDWARE)
+
+def others():
+    for _ in range(2):  # the second one looks at what is left of the first one
+        with instance_for(state, driver, asked("4GiB")):
+            pass
+
+with instance_for(state, driver, asked("30GiB")) as whole:
+    thread = threading.Thread(target=others)
+    thread.start()
+    thread.join()
+    print(*whole.which.named)
+"""
+
+
+def test_an_instance_waits_for_its_grant_while_another_thread_gets_one(
+    cli_env: dict[str, str], mig: Program
+) -> None:
+    program = [sys.executable, "-c", THREADS.replace("SHAPE", repr(SHAPE))]
+    done = subprocess.run(program, env=cli_env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in mig("instances", 0)
+
+
 def test_hardware_is_refused_with_what_to_do(cli: Cli, mig: Program) -> None:
     words = {
         ("run", "--swap", "--memory", "1GiB"): "memory of an instance does not leave it",

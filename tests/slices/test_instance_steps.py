@@ -51,6 +51,8 @@ class FakeGpus:
     until_crash: int | None = None  # steps that are still done
     fails: bool = False
     made: int = 0
+    reads: int = 0
+    silent: dict[int, str] = field(default_factory=dict)  # GPUs that do not answer, by read
 
     def step(self) -> None:
         if self.until_crash is not None:
@@ -59,6 +61,7 @@ class FakeGpus:
                 raise CrashError
 
     def read(self) -> list[DividedGpu]:
+        self.reads += 1
         return [
             DividedGpu(
                 gpu,
@@ -70,6 +73,7 @@ class FakeGpus:
                 ),
             )
             for gpu in GPUS
+            if self.silent.get(self.reads) != gpu
         ]
 
     def make(self, place: Place) -> None:
@@ -231,6 +235,20 @@ def test_an_instance_with_a_program_left_in_it_stays_until_that_has_ended(world:
     world.gpus.busy.clear()
     world.own().clean()
     assert world.gpus.there == {}
+
+
+@pytest.mark.parametrize("read", [1, 2])
+def test_a_gpu_that_does_not_answer_keeps_its_instances_and_entries(
+    world: World, read: int
+) -> None:
+    used, unused = (world.start(hardware("4GiB", gpu=GPUS[0])) for _ in range(2))
+    world.end(unused)
+    world.gpus.silent = {world.gpus.reads + read: GPUS[0]}
+    world.own().clean()
+    assert set(world.entries()) == set(world.gpus.there)
+    assert world.granted[used] in world.gpus.there.values()
+    world.own().clean()
+    assert list(world.gpus.there.values()) == [world.granted[used]]
 
 
 def test_a_choice_never_overlaps_what_is_reserved() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from aliquot.slices import control
-from conftest import Cli
+from conftest import Cli, aliquot_command
 from sim.program import Program
 from slices.mig_machine import HALF, MIB, SHAPE, destroy, instance, listed, run
 from support import wait_until
@@ -77,6 +79,28 @@ def test_an_arbiter_finds_instances_that_come_and_go(
         wait_until(partial(lacks, uuid))
         done = cli("run", "--simulate", SHAPE, "--gpu", uuid, "--", "true")
         assert "names no GPU" in done.stderr
+
+
+def test_an_instance_that_was_destroyed_under_a_grant_is_offered_to_nobody(
+    cli: Cli, cli_env: dict[str, str], mig: Program
+) -> None:
+    uuid = instance(mig, 0)
+    options = ["run", "--simulate", SHAPE, "--gpu", uuid, "--memory", "8GiB", "--name", "a"]
+    waits = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(
+        [aliquot_command(), *options, "--", *waits],
+        env=cli_env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "\n"
+        destroy(mig, 0)
+        assert run(cli, "--memory", "4GiB")["nvml"][1].startswith("GPU-")
+        refusal = cli("run", "--simulate", SHAPE, "--gpu", uuid, "--", "true")
+        assert "it was destroyed" in refusal.stderr
+        assert [one["uuid"] for one in listed(cli)][2:] == []
 
 
 def test_a_gpu_instance_with_several_compute_instances_is_left_alone(

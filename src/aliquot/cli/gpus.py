@@ -97,7 +97,7 @@ def _as_json(
         "host_memory": None if host is None else asdict(host),
         "gpus": [
             {
-                **asdict(gpu),
+                **{key: value for key, value in asdict(gpu).items() if key != "gone"},
                 "strength": gpu.strength or None,
                 "granted_bytes": granted.get(gpu.uuid, 0),
             }

@@ -31,8 +31,9 @@ class Gpu:
     """One physical device, or an instance of one (MIG).
 
     `used_bytes` is the driver's figure for all of it. `mig`: it is in MIG mode, so programs use
-    its instances. `instance_of` is the index of the GPU that an instance is a part of. `exclusive`:
-    its compute mode allows one process at a time, or none. `strength` is what `model.strength`
+    its instances. `instance_of` is the index of the GPU that an instance is a part of. `gone`: it
+    is an instance that was destroyed while grants had it. `exclusive`: its compute mode allows one
+    process at a time, or none. `strength` is what `model.strength`
     says; 0 if it is unknown.
     """
 
@@ -48,6 +49,7 @@ class Gpu:
     exclusive: bool = False
     strength: float = 0.0
     instance_of: int | None = None
+    gone: bool = False
 
     def __str__(self) -> str:
         return f"GPU {self.index}"

@@ -42,7 +42,7 @@ enum Kind : uint8_t {
 enum Answer : uint8_t { RESULTS = 1, DATA, ERROR, CONTROL_ANSWER };
 enum Tag : uint8_t { NONE, TENSOR, LIST, INT, FLOAT, BOOL, STRING, DEVICE, COMPLEX, FIXED, HOST_TENSOR };
 
-constexpr uint64_t kMostAnswer = uint64_t{1} << 36;
+constexpr uint64_t kMostAnswer = uint64_t{1} << 24;  // of one that has no tensor
 constexpr size_t kMostSignatures = 100000;
 constexpr size_t kMostDimensions = 64;
 
@@ -326,19 +326,19 @@ void put_freed() {
   TORCH_CHECK(false, text);
 }
 
-// Sends everything and waits for one answer of this kind; an error of the executor is raised.
-std::string wait_for(Answer wanted) {
+// Sends everything and waits for one answer of this kind; an error of the executor is raised. Returns the
+// length of its body, at most `most`, which comes next.
+uint64_t await_answer(Answer wanted, uint64_t most) {
   flush();
   connection->waits++;
   char head[9];
   receive_all(head, sizeof head);
   uint64_t size;
   memcpy(&size, head, 8);
-  if (size > kMostAnswer) lose("an answer is too long");
-  std::string body(size, 0);
-  receive_all(body.data(), size);
+  if (size > (head[8] == ERROR ? kMostAnswer : most)) lose("an answer is too long");
   if (head[8] == ERROR) {
-    std::string type, text;
+    std::string body(size, 0), type, text;
+    receive_all(body.data(), size);
     try {
       Reader from{body.data(), body.data() + size};
       type = from.text();
@@ -347,6 +347,12 @@ std::string wait_for(Answer wanted) {
     raise_error(type, text);
   }
   if (head[8] != wanted) lose("an answer is of another kind than its question");
+  return size;
+}
+
+std::string wait_for(Answer wanted) {
+  std::string body(await_answer(wanted, kMostAnswer), 0);
+  receive_all(body.data(), body.size());
   return body;
 }
 
@@ -700,6 +706,8 @@ void call_remote(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
           auto made = std::make_shared<Outcome>(
               read_outcome(Reader{answer.data(), answer.data() + answer.size()}, uint32_t(call.slots.size())));
           if (made->returns.size() != op->returned_argument.size()) throw Invalid("an answer has another number of results");
+          for (const auto& change : made->changes)
+            if (!call.slots[change.slot].is_cuda()) throw Invalid("an answer changes a tensor that is not on the GPU");
           outcome = std::move(made);
         } catch (const Invalid& error) { lose(error.what()); }
         if (!varies) { signature.outcome = outcome; signature.learnt = true; }
@@ -772,9 +780,8 @@ at::Tensor read_tensor(const at::Tensor& from) {
     body.put<uint64_t>(storage_id(plain));
     body.put<uint32_t>(layout_id(plain));
     put_frame(READ, body.data);
-    auto answer = wait_for(DATA);
-    if (answer.size() != to.nbytes()) lose("a read has another size than its tensor");
-    memcpy(to.mutable_data_ptr(), answer.data(), answer.size());
+    if (await_answer(DATA, to.nbytes()) != to.nbytes()) lose("a read has another size than its tensor");
+    receive_all(static_cast<char*>(to.mutable_data_ptr()), to.nbytes());
   }
   if (conjugated) to = to.conj();
   if (negated) to = to._neg_view();

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib.util
 import json
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,30 +32,29 @@ _ERRORS = {3: IndexError, 4: ValueError, 5: TypeError, 6: NotImplementedError}
 
 
 class WaitForTorch:
-    """An import hook that acts once, when the program imports torch."""
+    """An import hook that acts when the program imports torch, not when it looks for it."""
 
     def find_spec(
-        self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of torch, with a loader that makes its `cuda` remote; None for other names."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        others = (one.find_spec(name, path, target) for one in sys.meta_path if one is not self)
+        spec = next((one for one in others if one is not None), None)
         if spec is None or spec.origin is None or spec.loader is None:
             return None
-        try:
-            client = TorchClient(Path(spec.origin).parent)
-        except AliquotError as error:
-            raise ImportError(f"aliquot: {error}") from error
-        execute = spec.loader.exec_module
+        folder, execute = Path(spec.origin).parent, spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            execute(module)
             try:
+                client = TorchClient(folder)
+                execute(module)
                 client.install(module)
             except AliquotError as error:
                 raise ImportError(f"aliquot: {error}") from error
+            with suppress(ValueError):
+                sys.meta_path.remove(self)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -196,6 +196,9 @@ class Executor:
         self, prepared: Prepared, call: wire.Call, error: Exception
     ) -> Sequence[bytes | memoryview]:
         """Answer with an operator's error, or poison what it would have written."""
+        for index in prepared.written:  # it may have changed how they lie before it failed
+            if (entry := self._entries.get(call.storages[index])) is not None:
+                entry.views.clear()
         poisoned = isinstance(error, Poisoned)
         kind, text = ("RuntimeError", str(error)) if poisoned else _described(error)
         if call.wait:
@@ -223,7 +226,6 @@ class Executor:
         for index in prepared.written:
             entry = self._entries[call.storages[index]]
             entry.error = entry.error or text
-            entry.views.clear()
 
     def _run(self, prepared: Prepared, call: wire.Call) -> CallOutcome:
         views = [
@@ -298,6 +300,8 @@ class Executor:
             self._view(write.storage, write.layout).copy_(given)
         except Poisoned:
             return
+        except wire.WireError:
+            raise
         except Exception as error:  # noqa: BLE001 - as for an operator
             kind, text = _described(error)
             text = f"a copy to the remote GPU failed, after the call had returned: {text}"

@@ -1,8 +1,8 @@
 """Running a command whose GPU is remote: opens a session, and becomes the command.
 
-The connection of the session stays open in the command's process, which does nothing with it. When
-that process ends, in whatever way, the kernel closes the connection and the server gives the slice
-back.
+The connection of the session stays open in the command's process, which does nothing with it, and
+in children that inherit its files. When they have ended, in whatever way, the kernel closes the
+connection and the server gives the slice back.
 """
 
 from __future__ import annotations

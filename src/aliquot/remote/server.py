@@ -69,7 +69,7 @@ class RemoteServer:
         with self._lock:
             children = list(self._children)
         for child in children:
-            _kill(child)
+            self._end(child)
 
     def _greet(self, end: socket.socket) -> None:
         try:
@@ -124,17 +124,23 @@ class RemoteServer:
             try:
                 ours.settimeout(greeting.SECONDS)
                 if _first_byte(ours) != session.READY:
-                    child.wait()
+                    self._end(child)
                     raise _refusal(log)
                 ours.settimeout(None)
                 self._controls[token] = ours
                 yield token
             finally:
                 self._controls.pop(token, None)
-                _kill(child)
-                with self._lock:
-                    self._children.discard(child)
+                self._end(child)
                 _show(log)
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        """Kill a session, once: afterwards its number may be another process's."""
+        with self._lock:
+            lives = child in self._children
+            self._children.discard(child)
+        if lives:
+            _kill(child)
 
     def _start(self, asked: greeting.Open, control: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         settings = self._settings

@@ -219,6 +219,7 @@ def _gpu(reply: dict[str, Any]) -> SharedGpu:
             strength=strength_of(reply["name"]) or _reported_strength(reply.get("figures")),
             mig=reply.get("mig", False),  # an older arbiter does not say
             instance_of=reply.get("instance_of"),
+            gone=reply.get("gone", False),
         ),
         granted_bytes=reply["granted_bytes"],
         strangers=tuple(one for one in outside if one not in servers),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An instance for a process of that start time, which Aliquot has made or is about to make.
+    """An instance for a thread of that start time, which Aliquot has made or is about to make.
 
     `adopted`: somebody else has made it, so it is never destroyed here. `granted`: its grant has
     been made, so it is needed only as long as something uses it.
@@ -100,9 +100,17 @@ def _cost(divided: DividedGpu, place: Place, reserved: Sequence[Place]) -> int:
 def lost(
     entries: Iterable[Entry], gpus: Sequence[DividedGpu], is_alive: Callable[[Entry], bool]
 ) -> list[Entry]:
-    """The entries that nobody needs: nothing uses their instance, and nobody is about to."""
+    """The entries that nobody needs: nothing uses their instance, and nobody is about to.
+
+    Of a GPU that is not among the `gpus`, because it did not answer, nothing is known.
+    """
+    known = {divided.uuid for divided in gpus}
     used = {one.place for divided in gpus for one in divided.instances if one.is_used}
-    return [one for one in entries if one.place not in used and (one.granted or not is_alive(one))]
+    return [
+        one
+        for one in entries
+        if one.place.gpu in known and one.place not in used and (one.granted or not is_alive(one))
+    ]
 
 
 def instance_at(place: Place, gpus: Iterable[DividedGpu]) -> Instance | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -157,7 +158,10 @@ class OwnInstances:
             self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
-        if not entry.adopted and instance_at(entry.place, self._read()) is not None:
+        gpus = self._read()
+        if all(one.uuid != entry.place.gpu for one in gpus):
+            return  # it does not answer: the next request looks
+        if not entry.adopted and instance_at(entry.place, gpus) is not None:
             try:
                 self._gpus.undivide(entry.place)
                 self._gpus.destroy(entry.place)
@@ -294,9 +298,9 @@ def instance_for(state: StateDirectory, driver: Driver, request: Request) -> Ite
     """
     _check(driver)
     arbiter_process.ensure(state.directory, driver)
-    pid = os.getpid()
+    pid = threading.get_native_id()  # not the process's: its other threads may make grants too
     started = procfs.started_at(pid)
-    assert started is not None  # noqa: S101 - this process lives
+    assert started is not None  # noqa: S101 - this thread lives
     try:
         with _own_instances(state, driver) as own:
             device = own.acquire(request, pid, started)

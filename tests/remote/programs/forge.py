@@ -124,6 +124,13 @@ def a_storage_that_does_not_exist() -> str:
         return forged.outcome()
 
 
+def writing_to_a_storage_that_does_not_exist() -> str:
+    with Forged() as forged:
+        forged.layout(0, 1)
+        forged.send(MessageKind.WRITE, struct.pack("<QI", 77, 0), bytes(8))
+        return forged.outcome()
+
+
 def a_call_that_was_never_learnt() -> str:
     with Forged() as forged:
         forged.arange()
@@ -143,6 +150,7 @@ def main() -> None:
         a_view_that_is_too_large,
         an_operator_that_reads_files,
         a_storage_that_does_not_exist,
+        writing_to_a_storage_that_does_not_exist,
         a_call_that_was_never_learnt,
         random_bytes,
     )

@@ -52,6 +52,17 @@ def printing() -> Any:
 
 
 @habit
+def an_operator_that_fails_after_it_has_resized_its_result() -> Any:
+    result = torch.zeros(1, device="cuda")
+    values, wrong = torch.arange(4.0, device="cuda"), torch.tensor([0, 99, 1], device="cuda")
+    try:
+        torch.index_select(values, 0, wrong, out=result)
+    except IndexError:
+        return result.cpu().numel() == 1 and same(values, torch.arange(4.0))
+    return False
+
+
+@habit
 def views_share_memory() -> Any:
     gpu = torch.zeros(3, 4, device="cuda")
     gpu.view(-1)[5] = 7

@@ -79,6 +79,8 @@ def why_unsuited(request: Request, gpu: Gpu) -> str | None:
     """Why the request cannot have an instance of a GPU (MIG); None if it can."""
     if gpu.instance_of is None:
         return None
+    if gpu.gone:
+        return "it was destroyed"
     if request.gpus > 1:
         return "it is an instance of a GPU, and those are for requests for one GPU"
     if request.swap or request.isolation is Isolation.MPS:
