@@ -76,7 +76,7 @@ def test_commands_options_and_values(complete: Complete) -> None:
     assert complete("aliquot li") == ["limits"]
     assert complete("aliquot ps --no") == ["--no-trunc"]
     assert complete("aliquot run --memory 8GiB --policy ") == ["elastic", "hard"]
-    assert complete("aliquot simulate ") == ["compare", "ways"]
+    assert complete("aliquot simulate ") == ["compare", "overcommit", "ways"]
     assert complete("aliquot run --memory ") == []
 
 

@@ -199,10 +199,10 @@ def test_the_extender_changes_nothing_of_a_pod_but_annotations(installed: Cluste
     installed.apply(pod("plain"))
     try:
         installed.kubectl("annotate", "pod", "plain", "aliquot.io/retry=now", *extender)
-        with pytest.raises(ClusterError, match="takes its own gate away, nothing else"):
+        with pytest.raises(ClusterError, match="takes its own gates away, nothing else"):
             installed.kubectl("label", "pod", "plain", "app=other", *extender)
         image = '{"spec": {"containers": [{"name": "main", "image": "other"}]}}'
-        with pytest.raises(ClusterError, match="takes its own gate away, nothing else"):
+        with pytest.raises(ClusterError, match="takes its own gates away, nothing else"):
             installed.kubectl("patch", "pod", "plain", f"--patch={image}", *extender)
     finally:
         installed.kubectl("delete", "pod", "plain", "--now")

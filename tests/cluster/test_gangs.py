@@ -124,7 +124,7 @@ def test_policies_add_the_gate_and_let_the_scheduler_remove_only_that(
         return stage.cluster.kubectl(scheduler, "patch", *where)
 
     for forbidden in ('{"metadata":{"labels":{"a":"b"}}}', '{"spec":{"activeDeadlineSeconds":9}}'):
-        with pytest.raises(ClusterError, match="takes its own gate away, nothing else"):
+        with pytest.raises(ClusterError, match="takes its own gates away, nothing else"):
             patch(forbidden)
     patch('{"spec":{"schedulingGates":null},"metadata":{"annotations":{"aliquot.io/retry":"now"}}}')
     assert "schedulingGates" not in stage.pods(namespace)["x-0"]["spec"]

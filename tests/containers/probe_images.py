@@ -18,7 +18,7 @@ MULTIARCH = f"/usr/lib/{os.uname().machine}-linux-gnu"
 
 _HERE = Path(__file__).parent
 _SIM = _HERE.parents[1] / "native" / "sim" / "machine"
-_SIMULATION = ("machine", "open", "lock", "shape", "schedule", "share")
+_SIMULATION = ("machine", "mig", "open", "lock", "shape", "schedule", "share")
 
 
 def probe_image(name: str, native: Path, folder: Path) -> Image:
