@@ -197,7 +197,8 @@ class TestLists:
         assert shown["Folder"].strip() == str(Path.cwd())
         assert Path(shown["Log"].strip()).read_text() == "runs\n"
         assert shown["Time limit"].strip().startswith("2 h, ")
-        gpu, pids = shown["Worker 0"].strip().split("; ")
+        gpu, pids, memory = shown["Worker 0"].strip().split("; ")
+        assert memory == "uses 0 B of 79.1 GiB"
         assert gpu in {f"GPU {index}" for index in range(1, 4)}
         pid = int(pids.split()[1])
         assert b"sh\0-c" in Path(f"/proc/{pid}/cmdline").read_bytes()
