@@ -88,8 +88,10 @@ format: ## format all sources
 	$(BIN)/ruff format --quiet .
 	$(C_FILES) -print0 | xargs -0r $(BIN)/clang-format -i
 
+# A test waits for programs that it has started about a third of its time: one more than processors.
+WORKERS = $(shell expr $$(nproc) + 1)
 test-python: ## the tests that need no GPU and no cluster
-	$(BIN)/pytest -m "not gpu and not shares and not cluster"
+	$(BIN)/pytest -n $(WORKERS) --durations=15 -m "not gpu and not shares and not cluster"
 	@[ -n "$${ALIQUOT_TRACES:-}" ] || echo "tests on openb's lists: ALIQUOT_TRACES names no folder" >> $(LEFT_OUT)
 	@$(CHART) find >/dev/null 2>&1 || echo "tests of the chart: there is no Helm (make kubernetes)" >> $(LEFT_OUT)
 	@for shell in zsh fish; do command -v $$shell >/dev/null \
