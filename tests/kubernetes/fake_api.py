@@ -133,7 +133,8 @@ class FakeApi:
         asyncio.get_running_loop().call_later(self.faults.grace, over)
 
     def all(self, plural: str) -> list[Json]:
-        return [one for (kind, _, _), one in self.objects.items() if kind == plural]
+        """The objects of a kind; also from another thread than the one that changes them."""
+        return [one for (kind, _, _), one in self.objects.copy().items() if kind == plural]
 
     def _tell(self, type_: str, plural: str, one: Json, before: Json | None) -> None:
         self.log.append(Change(self.version, type_, plural, one, before))
