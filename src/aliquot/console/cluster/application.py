@@ -44,7 +44,7 @@ _STATUSES = {
     422: HTTPStatus.BAD_REQUEST,
 }
 _HINTS = {
-    HTTPStatus.FORBIDDEN: "Ask whoever administers the cluster for this right.",
+    HTTPStatus.FORBIDDEN: "Ask an administrator of the cluster for this right.",
     HTTPStatus.CONFLICT: "It has changed meanwhile. Look again.",
     HTTPStatus.SERVICE_UNAVAILABLE: "Try again.",
 }

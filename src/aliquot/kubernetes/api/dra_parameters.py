@@ -5,7 +5,7 @@
           driver: aliquot.io
           parameters: {apiVersion: aliquot.io/v1alpha1, kind: SliceParameters, priority: background}
 
-Whoever may create claims writes them: they are checked here, and nowhere else. Pure.
+The authors of claims write them: they are checked here, and nowhere else. Pure.
 """
 
 from __future__ import annotations

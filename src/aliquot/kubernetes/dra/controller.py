@@ -201,7 +201,7 @@ class ClaimAllocator:
     def _asked(self, pod: Pod) -> _Asked | None:
         """What the claims of a pod ask for; None while one does not exist yet, or is being deleted.
 
-        One that is allocated keeps its node, whoever allocated it.
+        An allocated claim keeps its node, also if kube-scheduler allocated it.
         """
         found = self._claims.of_pod(pod)
         claims, node = [], None

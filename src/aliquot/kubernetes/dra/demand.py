@@ -1,6 +1,6 @@
 """What a resource claim asks for, as a request for GPUs. Pure.
 
-A claim's author wrote it, and whoever made its DeviceClasses: it is checked here, and what is not
+The authors of claims and of DeviceClasses wrote it: it is checked here, and what is not
 understood is refused (`InvalidClaimError`), because a claim must never get what it did not ask for.
 All devices of a claim are one grant, so its requests must ask for the same, whatever their number.
 
