@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST_CONNECTIONS = 1024
 SECONDS_TO_GREET = 10.0
+PAUSE_SECONDS = 0.05
 _TAIL = 4000
 
 
@@ -50,21 +52,33 @@ class RemoteServer:
         self._children: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._rooms = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._is_closed = False
         self._listener = _listen(path)
 
     def serve(self) -> None:
-        """Serve until SIGTERM or Ctrl-C, which are raised as KeyboardInterrupt."""
+        """Serve until `close`, or until SIGTERM or Ctrl-C: they are raised as KeyboardInterrupt."""
         try:
-            while True:
-                end, _ = self._listener.accept()
+            while not self._is_closed:
+                try:
+                    end, _ = self._listener.accept()
+                except OSError:  # closed, or no descriptor is left: then the client waits
+                    time.sleep(PAUSE_SECONDS)
+                    continue
                 self._rooms.acquire()
                 threading.Thread(target=self._greet, args=(end,), daemon=True).start()
         finally:
             self.close()
+            self._listener.close()
 
     def close(self) -> None:
-        """End all sessions and remove the socket."""
-        self._listener.close()
+        """End all sessions and remove the socket; `serve` returns.
+
+        Only `serve` closes the listener: its accept() would go on with the next socket that gets
+        the same descriptor, and take that one's clients.
+        """
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._path.unlink(missing_ok=True)
         with self._lock:
             children = list(self._children)
