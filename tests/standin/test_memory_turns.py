@@ -269,7 +269,7 @@ def idle(machine: Machine, compute_percent: int = 0) -> Program:
 def test_one_that_was_idle_and_parked_has_a_turn_when_it_needs_it(machine: Machine) -> None:
     first = idle(machine)
     first.tenant.tell("read", first.pointers[0], 8)
-    wait_until(first.tenant.has_answered, 20)
+    wait_until(first.tenant.has_answered)
     first.tenant.answer()
     second = Program(machine, "two", pieces=1).begin()
     assert first.looks()
