@@ -74,12 +74,30 @@ static void estimate_context(const struct measurement *measurement, uint32_t sli
 	publish_context(process->grant->arbiter, gpu);
 }
 
-static void record_driver_bytes(struct process *process, uint32_t slice, uint64_t figure,
-                                uint64_t counted)
+/* False: it is the first answer that shows a rise. Of two the lower one counts. A program waits for the
+ * measurement of a new context, and does nothing else there meanwhile. */
+static bool is_final(struct measurement *measurement, uint32_t slice, uint64_t *driver)
+{
+	uint64_t known = atomic_load(&processes_page(measurement->process)->driver_bytes[slice]);
+	uint64_t *first = &measurement->driver[slice];
+	uint32_t bit = 1u << slice;
+	if (measurement->risen & bit) {
+		*driver = *first < *driver ? *first : *driver;
+		return true;
+	}
+	if (*driver <= known || measurement->is_new_context)
+		return true;
+	*first = *driver;
+	measurement->risen |= bit;
+	measurement->most[slice] = 0;
+	measurement->attempts = 0;
+	return false;
+}
+
+static void record_driver_bytes(struct process *process, uint32_t slice, uint64_t now)
 {
 	_Atomic uint64_t *driver = &processes_page(process)->driver_bytes[slice];
 	uint64_t *lower = &process->lower[slice];
-	uint64_t now = figure > counted ? figure - counted : 0;
 	uint64_t known = atomic_load(driver);
 	bool believed = now >= known || now == *lower;
 	*lower = believed ? LOWER_NONE : now;
@@ -113,9 +131,12 @@ static void read_slice(struct measurement *measurement, uint32_t slice,
 		*most = after;
 	if (!steady && measurement->attempts < ATTEMPTS)
 		return;
+	uint64_t driver = figure > *most ? figure - *most : 0;
+	if (figure != NVML_UNKNOWN_BYTES && !is_final(measurement, slice, &driver))
+		return;
 	measurement->unread &= ~bit;
 	if (figure != NVML_UNKNOWN_BYTES)
-		record_driver_bytes(process, slice, figure, *most);
+		record_driver_bytes(process, slice, driver);
 	bool is_known = figure && figure != NVML_UNKNOWN_BYTES;
 	if (measurement->is_new_context && steady && is_known)
 		learn_context(process, slice, figure, measurement->for_context);

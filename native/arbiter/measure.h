@@ -3,9 +3,10 @@
  * NVML says how much a process uses on a GPU; the ledger says how much it allocated. The difference
  * is the driver's: contexts, modules, local memory. The ledger is read before NVML is asked and when
  * the answer is there, and again if it has changed meanwhile. If the process allocates during the
- * measurement the difference looks too low, never too high, because a process reserves first and
- * gives back last. So a rise is accepted at once, and a fall when it is seen twice. A grant that is
- * not active keeps its figures (grant_state.h).
+ * measurement the difference looks too low, because a process reserves first and gives back last. It
+ * looks too high only if memory is taken and given back between the two readings of the ledger. So a
+ * rise counts as far as a second answer of NVML, asked for at once, shows it too, and a fall when two
+ * measurements see it. A grant that is not active keeps its figures (grant_state.h).
  *
  * The size of a context is learned from the first one that is measured. NVML has seconds to answer for
  * that one, because it is slow on a loaded machine, and what is learned is charged for every later one.

@@ -24,8 +24,10 @@ struct measurement {
 	uint64_t begun_at;
 	unsigned attempts;
 	uint32_t unread;                   /* bit per slice */
+	uint32_t risen;                    /* bit per slice: one answer has shown a rise */
 	uint64_t before[ALIQUOT_MAX_GPUS]; /* bytes on the GPU by the ledger */
 	uint64_t most[ALIQUOT_MAX_GPUS];   /* the same, the most seen */
+	uint64_t driver[ALIQUOT_MAX_GPUS]; /* of those that have risen: the driver's bytes */
 	/* Or NULL. `left`: the process has left its slot meanwhile. */
 	void (*done)(struct measurement *measurement, bool left);
 };

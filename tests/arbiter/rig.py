@@ -64,6 +64,10 @@ class Machine:
         """Make NVML answer nothing, or answer again."""
         self._set("hung", "hung" if hung else None)
 
+    def list_more_once(self, mib: int) -> None:
+        """Let one list show so much more for its first process."""
+        self._set("more", f"more {mib}")
+
     def lose_gpu(self, gpu: str, *, lost: bool = True) -> None:
         """Let a GPU fall off the bus, or work again for sessions of NVML that begin later."""
         self._set("lost", f"lost {gpu}" if lost else None)

@@ -69,6 +69,18 @@ class TestMeasure:
         machine.list_process(os.getpid(), GIB + 100 * MIB)
         wait_until(lambda: holding.limits.slice().driver == 100 * MIB)
 
+    def test_a_rise_counts_when_two_answers_show_it(
+        self, machine: Machine, holding: wire.Holding
+    ) -> None:
+        """One alone is memory that the program took and gave back while NVML looked."""
+        machine.list_process(os.getpid(), 500 * MIB)
+        wait_until(lambda: holding.limits.slice().driver == 500 * MIB)
+        machine.list_more_once(100)
+        calls, seen = machine.count_lists(), set()
+        while machine.count_lists() < calls + 8:  # more than two measurements
+            seen.add(holding.limits.slice().driver)
+        assert seen == {500 * MIB}
+
     def test_all_processes_are_measured_periodically(
         self, arbiter: Arbiter, machine: Machine, tenants: Tenants, holding: wire.Holding
     ) -> None:

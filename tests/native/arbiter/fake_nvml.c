@@ -11,6 +11,7 @@
  *                                          session has begun
  *   driver VERSION
  *   hung                                   every list waits until this line is gone
+ *   more MIB                               the first process of one list has so many MiB more
  *   entries SIZE                           bytes of an entry in version 3 of the lists: 16, 24 or 32
  *
  * FAKE_NVML names the file. Each call of a list adds a byte to the file of that name with ".calls".
@@ -262,9 +263,18 @@ static int list(const char *kind, struct device *device, unsigned *count, void *
 
 API int nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned *count, void *infos)
 {
-	unsigned size = setting("entries");
+	static int told; /* what the line `more` says */
+	unsigned size = setting("entries"), more = setting("more");
+	struct process_info *first = infos;
 	count_call();
-	return list("process", device, count, infos, size ? size : 24);
+	int result = list("process", device, count, infos, size ? size : 24);
+	if (!more)
+		told = 0;
+	else if (!told && result == SUCCESS && *count > 0) {
+		first->bytes += (unsigned long long)more << 20;
+		told = 1;
+	}
+	return result;
 }
 
 API int nvmlDeviceGetGraphicsRunningProcesses_v2(struct device *device, unsigned *count,
