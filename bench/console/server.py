@@ -3,10 +3,10 @@
     python bench/console/server.py [--gpus 8] [--slices 50] [--pages 10] [--seconds 30] [--check]
 
 A pool of simulated GPUs is brought up with its console, so many slices are made, and so many
-clients read the console's events as pages do. Told is the time that the kernel has counted for each
-process (/proc/PID/stat), in percent of a core. On a busy machine the console reads less often than
-once a second: `updates` says how many each page got, and `console_at_one_a_second` what it would
-take. With --check the exit code is 1 if that is 5 % or more.
+clients read the console's events as pages do. It prints the time that the kernel has counted for
+each process (/proc/PID/stat), in percent of a core. On a busy machine the console reads less often
+than once a second: `updates` says how many each page got, and `console_at_one_a_second` what it
+would take. With --check the exit code is 1 if that is 5 % or more.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ Kubernetes so that most of it is compiled already, and kept in the user's cache 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,13 @@ NAMESPACE = "aliquot-system"
 _HEAD = """\
 # Aliquot on a cluster, without Helm: what the chart beside this file renders (make manifest).
 # It needs the image that docs/kubernetes.md says how to make.
+"""
+_SHOWN_NOTES = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: notes}
+data:
+  notes: {{ include (print .Template.BasePath "/NOTES.txt") . | quote }}
 """
 _STATIC = ("namespace.create=true",)
 
@@ -67,6 +75,18 @@ def render(*values: str, kubernetes: str | None = None) -> str:
     command = ["template", "aliquot", str(CHART), f"--namespace={NAMESPACE}"]
     command += [f"--kube-version={kubernetes or programs.kubernetes_version()}"]
     return helm(*command, *(f"--set={value}" for value in values))
+
+
+def notes(*values: str) -> str:
+    """What `helm install` prints at its end with these values, which `helm template` leaves out."""
+    with tempfile.TemporaryDirectory() as folder:
+        copied = shutil.copytree(CHART, Path(folder, "chart"))
+        Path(copied, "templates", "shown.yaml").write_text(_SHOWN_NOTES, "utf-8")
+        command = ["template", "aliquot", str(copied), f"--namespace={NAMESPACE}"]
+        command += [f"--kube-version={programs.kubernetes_version()}"]
+        command += ["--show-only=templates/shown.yaml", *(f"--set={value}" for value in values)]
+        (shown,) = objects(helm(*command))
+    return str(shown["data"]["notes"])
 
 
 def helm(*arguments: str, timeout: float = 60.0) -> str:

@@ -57,3 +57,18 @@ def test_the_console_is_reached_by_the_names_that_it_is_given(
     assert str(served["port"]) == port
     assert served["name"].upper() == probe["scheme"]
     assert ("--tls-cert=/etc/aliquot/tls/tls.crt" in container["args"]) is (values == VALUES)
+
+
+@pytest.mark.parametrize(
+    ("values", "page"),
+    [
+        (("console.basePath=/aliquot",), "http://localhost:8470/aliquot/:"),
+        (("console.tlsSecret=certificate",), "https://localhost:8470/:"),
+    ],
+)
+def test_the_notes_name_the_address_that_the_console_serves(
+    helm: None, values: tuple[str, ...], page: str
+) -> None:
+    words = chart.notes("console.enabled=true", *values).split()
+    assert page in words
+    assert "localhost:8470" not in chart.notes(*values), "without a console there is none"

@@ -215,7 +215,7 @@ const en = {
   kind_shared: "shared",
   kind_sliced: "sliced",
   lacks: "You may not list {kinds}, so nothing of them is shown.",
-  lacksHint: "Ask whoever administers the cluster for this right. Rights that are new are seen within a minute.",
+  lacksHint: "Ask an administrator of the cluster for this right. The console sees a new right within a minute.",
   insecureCluster: "This page asks for a token only on this machine or with TLS. Open it through kubectl port-forward, or a proxy with TLS.",
   signInCluster: "You see and change what your own account in the cluster may. For a token of a service account:",
   tokenOfYours: "A bearer token that the cluster's API server accepts. This tab keeps it until you close it.",

@@ -4,8 +4,8 @@
   that resolves to this machine.
 - An `Entrance` decides who asks for what is below `api/`. On one machine (`MachineEntrance`) all
   but the console's proof and the OpenAPI document needs the token, or a credential's signature in
-  the header `X-Aliquot-Key`. There is no cookie: browsers send those to every port of a host, and
-  to whoever has taken this one.
+  the header `X-Aliquot-Key`. There is no cookie: browsers send those to every port of a host, also
+  to the program of another user that listens on this one after the console has ended.
 - A request that a browser sends for a page of another origin is refused.
 """
 

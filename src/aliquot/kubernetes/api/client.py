@@ -206,7 +206,7 @@ class Client:
         return _decode(await self._request("PATCH", path, body, content=MERGE), of.type)
 
     async def apply(self, of: Resource[T], one: T, *, manager: str, sub: str = "") -> T:
-        """Create an object, or set its fields to those of `one`, whoever wrote them before."""
+        """Create an object, or set its fields as in `one`, also other managers'."""
         meta = one.metadata
         query: dict[str, str | int] = {"fieldManager": manager, "force": "true"}
         path = of.path(meta.namespace, meta.name, sub)

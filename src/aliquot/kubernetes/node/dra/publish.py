@@ -1,4 +1,4 @@
-"""Keeps the node's ResourceSlices as they should be, whoever changes or deletes them.
+"""Keeps the node's ResourceSlices as they should be, also if others change or delete them.
 
 A kubelet that starts deletes the ResourceSlices of its node, and so does one whose driver was away
 for a while. So the agent watches them, and writes what is missing. All slices of the pool have one
