@@ -73,13 +73,14 @@ def test_image_and_chart_are_built_pushed_and_signed_by_digest(
     tmp_path: Path, tools: dict[str, str], engine: str
 ) -> None:
     env = {**tools, "COSIGN_KEY": "k.key", "ENGINE": engine}
+    env["COSIGN_OPTIONS"] = "--tlog-upload=false"
     done, told = release(tmp_path, env, "r.example/t")
     assert done.returncode == 0, done.stderr
     assert [line for line in told if line.startswith(f"{engine or 'podman'} push")]
     signed = [line for line in told if line.startswith("cosign")]
     assert signed == [
-        f"cosign sign --yes --key=k.key r.example/t/aliquot@{DIGEST}",
-        f"cosign sign --yes --key=k.key r.example/t/charts/aliquot@{OF_CHART}",
+        f"cosign sign --yes --key=k.key --tlog-upload=false r.example/t/aliquot@{DIGEST}",
+        f"cosign sign --yes --key=k.key --tlog-upload=false r.example/t/charts/aliquot@{OF_CHART}",
     ]
     packed = tmp_path / "checkout" / "dist" / "aliquot-0.1.0.tgz"
     with tarfile.open(packed) as files:
