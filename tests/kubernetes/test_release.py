@@ -13,6 +13,7 @@ from kubernetes import chart
 
 DIGEST = "sha256:" + "12" * 32
 OF_CHART = "sha256:" + "34" * 32
+LOCAL = "sha256:" + "56" * 32  # podman's own, of layers that are not compressed
 
 
 @pytest.fixture
@@ -28,9 +29,15 @@ def tools(tmp_path: Path) -> dict[str, str]:
     folder.mkdir()
     told = tmp_path / "told"
     scripts = {
-        "podman": f'[ "$1" = image ] && echo "r.example/t/aliquot@{DIGEST}" || true',
+        "podman": f"""case "$1" in
+image) echo "r.example/t/aliquot@{LOCAL}" ;;
+push) echo -n {DIGEST} > "$3" ;;
+esac""",
+        "docker": f'[ "$1" = image ] && echo "r.example/t/aliquot@{DIGEST}" || true',
         "cosign": "true",
-        "helm": f'if [ "$1" = push ]; then echo "Digest: {OF_CHART}"; else exec {helm} "$@"; fi',
+        "helm": f"""[ "$1" = push ] || exec {helm} "$@"
+[ -z "$REFUSES" ] || {{ echo "no such registry" >&2; exit 1; }}
+echo "Digest: {OF_CHART}" """,
         "git": 'case "$1" in rev-parse) echo abc;; status) cat "$STATUS";; esac',
     }
     for name, script in scripts.items():
@@ -61,15 +68,19 @@ def release(
     return done, told.read_text().splitlines() if told.exists() else []
 
 
+@pytest.mark.parametrize("engine", ["", "podman", "docker"])
 def test_image_and_chart_are_built_pushed_and_signed_by_digest(
-    tmp_path: Path, tools: dict[str, str]
+    tmp_path: Path, tools: dict[str, str], engine: str
 ) -> None:
-    done, told = release(tmp_path, {**tools, "COSIGN_KEY": "k.key"}, "r.example/t")
+    env = {**tools, "COSIGN_KEY": "k.key", "ENGINE": engine}
+    env["COSIGN_OPTIONS"] = "--tlog-upload=false"
+    done, told = release(tmp_path, env, "r.example/t")
     assert done.returncode == 0, done.stderr
+    assert [line for line in told if line.startswith(f"{engine or 'podman'} push")]
     signed = [line for line in told if line.startswith("cosign")]
     assert signed == [
-        f"cosign sign --yes --key=k.key r.example/t/aliquot@{DIGEST}",
-        f"cosign sign --yes --key=k.key r.example/t/charts/aliquot@{OF_CHART}",
+        f"cosign sign --yes --key=k.key --tlog-upload=false r.example/t/aliquot@{DIGEST}",
+        f"cosign sign --yes --key=k.key --tlog-upload=false r.example/t/charts/aliquot@{OF_CHART}",
     ]
     packed = tmp_path / "checkout" / "dist" / "aliquot-0.1.0.tgz"
     with tarfile.open(packed) as files:
@@ -92,6 +103,21 @@ def test_a_changed_checkout_is_not_published(tmp_path: Path, tools: dict[str, st
     assert done.returncode == 1
     assert "the checkout has changes" in done.stderr
     assert not [line for line in told if line.startswith(("podman", "cosign"))]
+
+
+def test_what_helm_says_of_a_failed_push_is_shown(tmp_path: Path, tools: dict[str, str]) -> None:
+    done, told = release(tmp_path, {**tools, "REFUSES": "1"}, "r.example/t")
+    assert done.returncode == 1
+    assert "no such registry" in done.stderr
+    assert not [line for line in told if line.startswith("cosign")]
+
+
+def test_another_base_of_the_image_can_be_named(tmp_path: Path, tools: dict[str, str]) -> None:
+    env = {**tools, "PYTHON_IMAGE": "mirror.example/python:3.12"}
+    done, told = release(tmp_path, env, "r.example/t", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    (build,) = [line for line in told if line.startswith("podman build")]
+    assert "--build-arg PYTHON_IMAGE=mirror.example/python:3.12" in build
 
 
 def test_a_registry_must_be_named(tmp_path: Path, tools: dict[str, str]) -> None:
