@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 
 from aliquot.kubernetes.cluster import dra
+from aliquot.kubernetes.dra import refusals
 from kubernetes.builders import GIB
 from kubernetes.dra.dra_world import (
     KINDS,
@@ -461,3 +463,46 @@ def half_allocated(one: World, device: str = "gpu-n1-0-whole") -> None:
     one.api.put("resourceclaims", claim("g-1", request("whole"), pod="g-1"))
     for name in ("g-0", "g-1"):
         one.api.put("pods", gang_pod(name, "g", 2, name))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_half_gang_goes_on_or_stays_whatever_fails(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dra, "UNSURE_SECONDS", 0.2)
+    monkeypatch.setattr(refusals, "LONGEST_BAR", 0.2)
+
+    async def play(one: World) -> None:
+        draw = random.Random(seed)  # noqa: S311 - the same each time
+        gangs: dict[str, list[str]] = {}
+        early: list[str] = []
+
+        def refuse_some(method: str, at: str) -> int | None:
+            member = at.rsplit("/", 1)[-1]
+            if method == "PATCH" and "/pods/" in at:
+                names = next(names for names in gangs.values() if member in names)
+                early.extend(name for name in names if not one.devices(name))
+            if method != "PATCH" or "/gangs/" in at:
+                return None
+            return draw.choice([409, 403, 503]) if draw.random() < 0.3 else None
+
+        one.api.faults.refuse = refuse_some
+        for turn in range(4):
+            name = f"g{turn}"
+            size = draw.choice([2, 3])
+            gangs[name] = [f"{name}-{number}" for number in range(size)]
+            gang(one, name, size, request("whole", count=draw.choice([1, 2])))
+            await until(lambda: any(is_started(one, names) for names in gangs.values()))
+            done = next(name for name, names in gangs.items() if is_started(one, names))
+            for member in gangs.pop(done):
+                one.api.delete("pods", member, "ns")
+                one.api.delete("resourceclaims", member, "ns")
+        accept(one)
+        await until(lambda: all(settled(one, names) for names in gangs.values()))
+        assert not early
+
+    played(play, a_node("n1", 4), a_node("n2", 4))
+
+
+def settled(one: World, names: list[str]) -> bool:
+    return not allocated(one, names) or is_started(one, names)
