@@ -319,6 +319,22 @@ def test_a_gang_one_of_whose_allocations_kube_scheduler_takes_back_goes_elsewher
     played(play, a_node("n1", 2), a_node("n2", 2), a_node("n3", 2))
 
 
+def test_a_gang_that_has_only_a_node_that_kube_scheduler_did_not_accept_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refusals, "BARRED_SECONDS", refusals.LONGEST_BAR)
+
+    async def play(one: World) -> None:
+        names = gang(one, "g", 2, request("whole"))
+        await until(lambda: is_started(one, names))
+        one.take_back("g-0")
+        await until(lambda: not one.devices("g-1"))
+        await until(lambda: "did not accept n1" in reason(one, "g"))
+        assert not allocated(one, names)
+
+    played(play)
+
+
 def test_two_gangs_that_do_not_fit_together_start_one_after_the_other() -> None:
     async def play(one: World) -> None:
         both = {name: gang(one, name, 2, request("whole", count=2)) for name in ("g", "h")}

@@ -20,6 +20,7 @@ from aliquot.kubernetes.cluster.constraints import NodeConstraints
 from aliquot.kubernetes.cluster.snapshot import ClusterSnapshot
 from aliquot.kubernetes.dra.asked import options_of
 from aliquot.kubernetes.dra.write import ClaimPlace
+from aliquot.kubernetes.gangs.apply import untolerated
 from aliquot.kubernetes.gangs.events import closeness, why_later
 from aliquot.placement.core.demand import Gang
 from aliquot.placement.decide import DecisionInput, decide
@@ -218,8 +219,7 @@ def _refusal(
     never = decision.above_limit.get(gang.name)
     if never is None and gang.name in decision.never:
         never = decision.never[gang.name]
-        taints = nodes.untolerated_taints(limits)
-        never += f". Its pods do not tolerate the taints {', '.join(taints)}" if taints else ""
+        never += untolerated(nodes.untolerated_taints(limits))
     if never is not None:
         return GangPlan(Phase.REFUSED, never)
     why = decision.reasons[gang.name] if gang.name in decision.limited else NOT_TOGETHER

@@ -237,7 +237,7 @@ class GangAllocator:
                 found = self._plan(gang, limits, started=started)
                 if found.places:
                     return await self._start(gang, found)
-                why_not = found.phase, found.reason
+                why_not = found.phase, f"{found.reason}{self._bars(gang)}"
         if why_not is not None:
             if started:
                 await self._open([one for one in gang.pods.unbound if gang.has_all(one)])
@@ -280,6 +280,11 @@ class GangAllocator:
         rest = gang.nodes if started or gang.allocated else None
         work = self._workloads.work_of(pods, now)
         return plan(self._topology, GangQuestion(work, units, limits, now, rest))
+
+    def _bars(self, gang: _Gang) -> str:
+        """That kube-scheduler did not accept nodes for a member, as a clause to append."""
+        every = (self._waits.bars(one.metadata.uid) for one in gang.pods.unbound)
+        return next((f";{one.rstrip('.')}" for one in every if one), "")
 
     # --- act --------------------------------------------------------------------------------------
 
