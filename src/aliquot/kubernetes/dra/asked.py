@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.dra_parameters import InvalidClaimError
 from aliquot.kubernetes.cluster.dra import node_of
-from aliquot.kubernetes.dra.demand import demand_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +60,7 @@ def asked_by(
                 having.append(claim)
             continue
         try:
-            demand = demand_of(name, claim, claims.classes, devices)
+            demand = devices.demand(name, claim, claims.classes)
         except InvalidClaimError as error:
             text = f"resource claim {claim.metadata.name!r}: {error.one_line}"
             return PodDemand(invalid=(error.reason, text))

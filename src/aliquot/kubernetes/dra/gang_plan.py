@@ -1,13 +1,14 @@
-"""Where the members of a gang go whose GPUs come through resource claims. Pure.
+"""Where the members of a gang go whose GPUs come through resource claims. No input or output.
 
 The decision is `placement.decide`, as for all gangs, on the table of the nodes whose GPUs are for
 claims. Members that share a claim must be on one node: together they are one demand. If claims
 can be fulfilled in several ways, because all GPUs of one must have an attribute in common, the ways
-are tried one after the other.
+are tried one after the other, as many as there is time for: a later pass tries the others.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import chain, combinations_with_replacement, islice, product
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from aliquot.placement.decide import Decision
 
 MOST_CHOICES = 64  # of options of all members that are tried
+MOST_SECONDS = 0.2  # after which no other one is tried in this pass: kube-scheduler waits meanwhile
 NOT_TOGETHER = "not all its members fit together now"
 DIFFERENT = (
     "pod {} has several resource claims that must be on one node, and they do not all ask for whole"
@@ -68,11 +70,15 @@ class MemberUnit:
 
 @dataclass(frozen=True, slots=True)
 class GangPlan:
-    """What each claim gets; or the phase of a gang that does not start now. `reason` is why."""
+    """What each claim gets; or the phase of a gang that does not start now. `reason` is why.
+
+    `tried` is how many ways to fulfil the claims were tried.
+    """
 
     phase: Phase
     reason: str
     places: tuple[ClaimPlace, ...] = ()
+    tried: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +129,24 @@ def units_of(
     return found
 
 
-def plan(topology: Topology, question: GangQuestion) -> GangPlan:
-    """Where all units go together, or why they do not start now."""
-    refused: GangPlan | None = None
-    for choice in _choices(question.units):
-        found = _plan(topology, question, choice)
+def plan(topology: Topology, question: GangQuestion, tried: int = 0) -> GangPlan:
+    """Where all units go together, or why they do not start now.
+
+    `tried` is how many ways earlier passes have tried: this one begins with the next.
+    """
+    began = time.monotonic()
+    choices = list(_choices(question.units))
+    refused = GangPlan(Phase.REFUSED, NOT_TOGETHER)
+    for number in range(len(choices)):
+        found = _plan(topology, question, choices[(tried + number) % len(choices)])
         if found.places:
             return found
-        if refused is None or refused.phase is Phase.REFUSED:
+        if refused.phase is Phase.REFUSED:
             refused = found
-    return refused or GangPlan(Phase.WAITING, NOT_TOGETHER)
+        refused = replace(refused, tried=number + 1)
+        if time.monotonic() - began > MOST_SECONDS:
+            break
+    return refused
 
 
 # --- one choice of options ------------------------------------------------------------------------

@@ -136,6 +136,7 @@ class GangAllocator:
         self._changed = changed
         self._now = now
         self._devices = Devices({})  # as of the last pass
+        self._tried: dict[GangKey, int] = {}  # ways to fulfil the claims of a gang
         self._gangs: dict[GangKey, _Gang] = {}  # that ask by claims
         self._verdicts: dict[GangKey, Verdict | None] = {}
 
@@ -172,6 +173,7 @@ class GangAllocator:
                 verdicts[key] = verdict or self._verdicts.get(key) or (Phase.GATHERING, BEING_READ)
         news = verdicts != self._verdicts
         self._gangs, self._verdicts = found, verdicts
+        self._tried = {key: count for key, count in self._tried.items() if key in found}
         if news:
             self._changed()
         gathering = [one.pods for one in found.values() if one.pods.unbound]
@@ -279,7 +281,11 @@ class GangAllocator:
             return GangPlan(Phase.REFUSED, error.one_line)
         rest = gang.nodes if started or gang.allocated else None
         work = self._workloads.work_of(pods, now)
-        return plan(self._topology, GangQuestion(work, units, limits, now, rest))
+        question = GangQuestion(work, units, limits, now, rest)
+        tried = self._tried.get(pods.key, 0)
+        found = plan(self._topology, question, tried)
+        self._tried[pods.key] = tried + found.tried
+        return found
 
     def _bars(self, gang: _Gang) -> str:
         """That kube-scheduler did not accept nodes for a member, as a clause to append."""
