@@ -109,6 +109,28 @@ def test_a_pod_behind_the_gate_gets_the_slice_of_its_template(
     )
 
 
+def test_the_pods_of_a_gang_get_their_gpus_together(
+    cluster: Cluster, namespace: str, agent: Agent, scheduler: Replica
+) -> None:
+    names = ("g-0", "g-1")
+    gates = [{"name": "aliquot.io/gang"}, GATE]
+    pods = {name: pod_with(name, namespace, schedulingGates=gates) for name in names}
+    for one in pods.values():
+        one["metadata"]["annotations"] = {"aliquot.io/gang": "g", "aliquot.io/gang-size": "2"}
+    cluster.apply(claim("g-0", namespace, "whole"), pods["g-0"])
+    cluster.wait_until(
+        lambda: phase_of(cluster, namespace) == "Gathering", 60, "the gang waits for its second pod"
+    )
+    assert "allocation" not in cluster.api.get(path_of("g-0", namespace)).get("status", {})
+    cluster.apply(claim("g-1", namespace, "whole"), pods["g-1"])
+    for name in names:
+        cluster.wait_for_pod(name, namespace, "Running", 120)
+    assert len(set(gpus_of(cluster, namespace, *names))) == 2
+    cluster.wait_until(lambda: phase_of(cluster, namespace) == "Bound", 60, "the gang is bound")
+    delete_pod(cluster, namespace, *names)
+    agent.until(lambda: not agent.grants(), "the grants have ended", 120)
+
+
 def test_no_other_scheduler_allocates_and_a_pod_without_a_gate_starts_when_ours_is_there(
     cluster: Cluster, namespace: str, agent: Agent, scheduler: Replica
 ) -> None:
@@ -160,6 +182,12 @@ def test_an_allocation_that_kube_scheduler_takes_back_is_made_on_another_node(
         assert found["spec"]["nodeName"] == later
         delete_pod(cluster, namespace, "a", "cpu")
         cluster.kubectl("delete", "gpunodes", busy, later)
+
+
+def phase_of(cluster: Cluster, namespace: str) -> str:
+    """The phase of the only gang of a namespace."""
+    found = cluster.api.get(f"/apis/aliquot.io/v1alpha1/namespaces/{namespace}/gangs")["items"]
+    return str(found[0].get("status", {}).get("phase", "")) if found else ""
 
 
 def for_claims(node: GpuNode) -> GpuNode:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.dra import ResourceClaim
     from aliquot.kubernetes.api.objects import Pod
+    from aliquot.kubernetes.cluster.membership import GangKey
 
 NOT_SYNCED = "pods, Nodes and GPUNodes are not read yet"
 WARM_SECONDS = 0.2
@@ -138,6 +139,7 @@ class Scheduler:
             looked=self._writer.change,
             waiting=lambda: self._waiting.pods,
             offered=lambda uid: self._waiting.offered(uid),  # noqa: PLW0108 - made below
+            by_resource_claims=self._by_resource_claims,
             now=now,
         )
         answers = self._gangs.answers
@@ -149,16 +151,17 @@ class Scheduler:
             lambda: self._elector.leading,
             answers.lets,
         )
-        self._allocator = None
+        self._allocator: ClaimAllocator | None = None
         if self._view.resource_claims is not None:
             self._allocator = ClaimAllocator(
                 client,
                 self._view.resource_claims,
                 Planner(self._view.resource_claims.cluster, presets),
+                view=self._view,
                 recorder=self._recorder,
                 changes=self._changes,
                 limits=answers,
-                nodes=lambda: self._view.nodes,
+                labels=gangs.labels,
                 leading=lambda: not self.why_not(),
                 now=now,
             )
@@ -259,6 +262,10 @@ class Scheduler:
     ) -> None:
         if self._allocator is not None:
             self._allocator.claim_changed(before, now)
+
+    def _by_resource_claims(self, key: GangKey) -> tuple[Phase, str] | None:
+        """The phase of a gang whose pods ask by resource claims, and why; None for all others."""
+        return None if self._allocator is None else self._allocator.gang_verdict(key)
 
     def _leads(self, leading: bool) -> None:  # noqa: FBT001 - the callback's form
         self._loaded = False

@@ -204,7 +204,9 @@ def test_a_pod_gets_the_same_node_again_after_a_while(monkeypatch: pytest.Monkey
         await until(lambda: "NoNodeForClaims" in one.events("a"))
         assert "did not accept n1" in one.events("a")["NoNodeForClaims"]
         later = time.time() + refusals.LONGEST_BAR
-        monkeypatch.setattr(one.replica.scheduler._allocator, "_now", lambda: later)
+        allocator = one.replica.scheduler._allocator
+        assert allocator is not None
+        monkeypatch.setattr(allocator._waits, "_now", lambda: later)
         await until(lambda: one.devices("a"))
 
     played(play)
@@ -413,17 +415,6 @@ def test_pods_that_ask_by_resources_too_are_refused() -> None:
         resources = {"limits": {"aliquot.io/gpu": "1"}}
         one.ask("a", request(memory="8Gi"), containers=[{"name": "m", "resources": resources}])
         await until(lambda: "SeveralKinds" in one.events("a"))
-        assert not one.devices("a")
-
-    played(play)
-
-
-def test_pods_of_gangs_are_refused() -> None:
-    async def play(one: World) -> None:
-        gang = {"annotations": {"aliquot.io/gang": "g", "aliquot.io/gang-size": "2"}}
-        gates = [{"name": "aliquot.io/gang"}, {"name": "aliquot.io/resource-claims"}]
-        one.ask("a", request(memory="8Gi"), metadata=gang, schedulingGates=gates)
-        await until(lambda: "ClaimOfGang" in one.events("a"))
         assert not one.devices("a")
 
     played(play)

@@ -19,10 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aliquot.kubernetes.api import passes
 from aliquot.kubernetes.api.names import ELASTIC, QUEUE
 from aliquot.kubernetes.cluster import elastic
 from aliquot.kubernetes.cluster.elastic import Terms
-from aliquot.kubernetes.gangs import controller, evictions, sizes, state, store
+from aliquot.kubernetes.gangs import evictions, sizes, state, store
 from kubernetes.extender.replica import Replica, replica
 from kubernetes.fake_api import Faults, until
 from kubernetes.gangs.world import SOON, World
@@ -288,8 +289,8 @@ def test_gangs_are_whole_and_nothing_is_left_whatever_happens(ops: list[tuple[st
         patch.setattr(state, "FIRST_PAUSE", 0.05)
         patch.setattr(state, "LONGEST_PAUSE", 0.2)
         patch.setattr(state, "BAR_SECONDS", 0.5)
-        patch.setattr(controller, "PASS_SECONDS", 0.1)
-        patch.setattr(controller, "BURST_SECONDS", 0.005)
+        patch.setattr(passes, "PASS_SECONDS", 0.1)
+        patch.setattr(passes, "BURST_SECONDS", 0.005)
         patch.setattr(evictions, "OPEN_AGAIN", 0.2)
         patch.setattr(evictions, "EVICT_AGAIN", 0.1)
         patch.setattr(store, "REASON_SECONDS", 0.2)

@@ -10,8 +10,9 @@ from functools import partial
 import pytest
 import structlog
 
+from aliquot.kubernetes.api.passes import PASS_SECONDS
 from aliquot.kubernetes.gangs import state
-from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
+from aliquot.kubernetes.gangs.controller import GangOptions
 from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from kubernetes.builders import GPU_BYTES, held, make_node, make_pod, node_json
 from kubernetes.extender.replica import Replica, put_node, replica

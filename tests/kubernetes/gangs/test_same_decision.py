@@ -27,10 +27,11 @@ from aliquot.kubernetes.api.gang import GangObject
 from aliquot.kubernetes.api.leader import LeaseTimes
 from aliquot.kubernetes.api.names import DURATION, GANG, GANG_SIZE, GATE, PLAN, QUEUE
 from aliquot.kubernetes.api.objects import PODS, Pod
+from aliquot.kubernetes.api.passes import PASS_SECONDS
 from aliquot.kubernetes.api.plan import decode_plan
 from aliquot.kubernetes.cluster.hardware import spec_of
 from aliquot.kubernetes.gangs import store
-from aliquot.kubernetes.gangs.controller import PASS_SECONDS, GangOptions
+from aliquot.kubernetes.gangs.controller import GangOptions
 from aliquot.kubernetes.gangs.lifecycle import Deadlines
 from aliquot.kubernetes.scheduler import Scheduler, SchedulerOptions
 from aliquot.placement.core.demand import Demand, Gang, Kind

@@ -21,6 +21,7 @@
 - `names`: the labels, annotations and component names of Aliquot.
 - `neighbours`: which GPUs a pod may use by UUID, and which pods may be beside it.
 - `objects`: the other objects, with the fields that Aliquot uses.
+- `passes`: looking at everything again whenever something has changed.
 - `plan`: the plan of a pod, an annotation.
 - `presets`: the resource names by which pods ask for GPUs: ours and those of other projects.
 - `queue`: the Queue object.

@@ -58,11 +58,15 @@ class PodClaim:
 
 @dataclass(frozen=True, slots=True)
 class _Assumed:
-    """A claim as it is when its allocation is written, the UID of its pod, and until when."""
+    """A claim as it is when its allocation is written, the UID of its pod, and until when.
+
+    `written`: it surely is.
+    """
 
     claim: ResourceClaim
     pod: str
     until: float
+    written: bool = False
 
 
 class ResourceClaims:
@@ -148,7 +152,8 @@ class ResourceClaims:
     def confirm(self, uid: str) -> None:
         """The allocation of a claim was surely written."""
         if (one := self._assumed.get(uid)) is not None:
-            self._assumed[uid] = replace(one, until=self._now() + WRITTEN_SECONDS)
+            until = self._now() + WRITTEN_SECONDS
+            self._assumed[uid] = replace(one, until=until, written=True)
 
     def drop(self, uid: str) -> None:
         """The allocation of a claim was surely not written."""
@@ -191,6 +196,22 @@ class ResourceClaims:
         """A claim as it is, or as it is when its allocation is written."""
         uid = self._uids.get((namespace, name), "")
         return self._effective(uid)
+
+    def is_unsure(self, uid: str) -> bool:
+        """Whether nobody knows if the allocation of a claim was written."""
+        one = self._assumed.get(uid)
+        return one is not None and not one.written
+
+    def users(self, claim: ResourceClaim) -> set[str]:
+        """The UIDs of pods that are there and have this claim, or that it is reserved for."""
+        found = {one.uid for one in claim.status.reserved_for}
+        for uid, pod in self._pods.items():
+            if pod.metadata.namespace != claim.metadata.namespace:
+                continue
+            mine = (one.claim for one in self.of_pod(pod))
+            if any(one is not None and one.metadata.uid == claim.metadata.uid for one in mine):
+                found.add(uid)
+        return found
 
     def on_node(self, node: str) -> Iterator[ResourceClaim]:
         """The claims that are allocated on a node, or about to be."""

@@ -95,7 +95,7 @@ class _Gpu:
 class Devices:
     """All GPUs that claims can get at one moment, by the names and statuses of their nodes.
 
-    What selectors select is remembered: many claims have the same ones.
+    What selectors select is remembered, and what a spec asks for: many claims have the same ones.
     """
 
     def __init__(self, nodes: Mapping[str, GpuNodeStatus]) -> None:
@@ -103,6 +103,22 @@ class Devices:
         self._nodes = nodes
         self._gpus: list[tuple[str, NodeGpu, Attributes, int]] | None = None
         self._selected: dict[tuple[str, ...], dict[Kind, list[_Gpu]]] = {}
+        self._demands: dict[tuple[str, bytes], ClaimDemand | InvalidClaimError | None] = {}
+
+    def demand(
+        self, name: str, claim: ResourceClaim, classes: Mapping[str, DeviceClass]
+    ) -> ClaimDemand | None:
+        """As `demand_of`, with the classes of that moment."""
+        key = name, msgspec.json.encode(claim.spec)
+        if key not in self._demands:
+            try:
+                self._demands[key] = demand_of(name, claim, classes, self)
+            except InvalidClaimError as error:
+                self._demands[key] = error
+        found = self._demands[key]
+        if isinstance(found, InvalidClaimError):
+            raise found
+        return found
 
     def select(self, expressions: tuple[str, ...]) -> Mapping[Kind, list[_Gpu]]:
         """The GPUs with devices that fulfil all these expressions, by the kind of the devices."""

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.cluster import Cluster, Reserved
     from aliquot.kubernetes.cluster.offered import OfferedNodes
     from aliquot.kubernetes.cluster.queues import Queues
-    from aliquot.kubernetes.cluster.workloads import Workloads
+    from aliquot.kubernetes.cluster.workloads import GangPods, Workloads
     from aliquot.kubernetes.extender.server import CpuPreemption, Victims
     from aliquot.kubernetes.gangs.cpu_preemption import CpuPreemptions
     from aliquot.kubernetes.gangs.missing import MissingWork
     from aliquot.kubernetes.gangs.preempting import OfferedToSingles
     from aliquot.kubernetes.gangs.registry import GangRegistry
-    from aliquot.kubernetes.gangs.single_pods import SinglePods
+    from aliquot.kubernetes.gangs.single_pods import GangLimits, SinglePods
     from aliquot.kubernetes.gangs.state import GangState
     from aliquot.kubernetes.gangs.term import Term
     from aliquot.placement.core.demand import Gang
@@ -101,6 +101,10 @@ class Answers:
     ) -> Answer | None:
         """Why the queue of a single pod does not let it have this too; None if it does."""
         return self._single_pods.beyond_limits(pod, requests, names, self._now())
+
+    def gang_limits(self, pods: GangPods) -> GangLimits:
+        """What limits a gang that asks for GPUs by resource claims."""
+        return self._single_pods.gang_limits(pods, self._now())
 
     def advised(self, pod: Pod, answer: Answer) -> Answer:
         """A refusal, with what the pod's queue has to do with it."""

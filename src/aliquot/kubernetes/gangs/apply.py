@@ -287,7 +287,7 @@ class DecisionApplier:
                 continue
             if gang.name in decision.never:
                 taints = snapshot.nodes.untolerated_taints(snapshot.ready[gang.name].limits)
-                why = decision.never[gang.name] + _taints(taints)
+                why = decision.never[gang.name] + untolerated(taints)
                 self._registry.update(self._larger_than_the_cluster(state, why))
                 continue
             start = starts.get(gang.name)
@@ -377,7 +377,8 @@ def _obstacles(gang: GangState, now: float) -> str:
     return text
 
 
-def _taints(taints: Sequence[str]) -> str:
+def untolerated(taints: Sequence[str]) -> str:
+    """That nodes are left out for these taints, as sentences to append; empty without taints."""
     if not taints:
         return ""
     return (

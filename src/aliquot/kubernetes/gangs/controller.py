@@ -15,6 +15,7 @@ import structlog
 
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.gang import GangSpec, Phase
+from aliquot.kubernetes.api.passes import repeat
 from aliquot.kubernetes.cluster.membership import GangKey, membership_of
 from aliquot.kubernetes.cluster.topology import Labels
 from aliquot.kubernetes.gangs.answers import Answers
@@ -59,9 +60,6 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.gangs.state import GangState
     from aliquot.kubernetes.queues.status import QueueUsage
 
-PASS_SECONDS = 2.0  # at least so often, since time alone makes a difference
-LONGEST_PAUSE = 5.0  # between passes; a long pass is followed by a pause as long
-BURST_SECONDS = 0.05  # changes come in bursts
 AT_ONCE = 16  # gangs that are written
 NOT_INSTALLED = "the CustomResourceDefinition gangs.aliquot.io is not installed"
 
@@ -93,6 +91,7 @@ class Gangs:
     `leading` says whether this replica holds the lease at this moment. `waiting` are the single
     pods that wait, and since when; `offered` are the nodes that each was offered. `answers` are
     what kube-scheduler is told. `queue_usage` is what each queue uses, and what waits in it.
+    `by_resource_claims` is the phase of a gang that asks by resource claims, and why.
     `shortage` is what gangs lack by the last decision.
     """
 
@@ -109,6 +108,7 @@ class Gangs:
         looked: Callable[[], None] = lambda: None,
         waiting: Callable[[], Iterable[tuple[Pod, float]]] = tuple,
         offered: Callable[[str], Sequence[str]] = lambda _: (),
+        by_resource_claims: Callable[[GangKey], tuple[Phase, str] | None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         cluster, queues = view.cluster, view.queues
@@ -137,6 +137,7 @@ class Gangs:
             evictor=self._evictor,
             offered=offers,
             budgets=view.budgets,
+            by_resource_claims=by_resource_claims,
         )
         may_grow = options.patience is not None
         applier = DecisionApplier(
@@ -242,20 +243,7 @@ class Gangs:
 
     async def run(self) -> None:
         """Pass over all gangs whenever something has changed, until cancelled."""
-        seen = 0
-        while True:
-            if self._changes.count == seen or not self._term.is_on:
-                await self._changes.wait(PASS_SECONDS)
-            await asyncio.sleep(BURST_SECONDS)
-            seen = self._changes.count
-            if not self._term.is_on:
-                continue
-            began = time.perf_counter()
-            try:
-                await self._pass()
-            except Exception:  # noqa: BLE001 - one gang must not stop all others
-                _log.exception("a pass over the gangs failed; the next one comes soon")
-            await asyncio.sleep(min(time.perf_counter() - began, LONGEST_PAUSE))
+        await repeat(self._pass, self._changes, lambda: self._term.is_on, "the gangs")
 
     async def _pass(self) -> None:
         if self._missing:

@@ -23,7 +23,7 @@ from aliquot.placement.core.demand import Gang, Running
 from aliquot.placement.decide import DecisionInput, ElasticSurplus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.requests import ContainerRequest
@@ -81,7 +81,11 @@ class DecisionSnapshot:
 
 
 class Observer:
-    """Observes all gangs of a registry. `counts` are their sizes in this pass."""
+    """Observes all gangs of a registry. `counts` are their sizes in this pass.
+
+    `by_resource_claims` is the phase of a gang whose pods ask for GPUs by resource claims, and why;
+    None for all others.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - all that is observed
         self,
@@ -95,7 +99,9 @@ class Observer:
         evictor: Evictor,
         offered: OfferedToSingles,
         budgets: Budgets,
+        by_resource_claims: Callable[[GangKey], tuple[Phase, str] | None] = lambda _: None,
     ) -> None:
+        self._by_resource_claims = by_resource_claims
         self._workloads = workloads
         self._registry = registry
         self._planner = planner
@@ -207,7 +213,9 @@ class Observer:
         started, unbound = bool(gang.progress.had_nodes), pods.unbound
         if gang.has_places or gang.eviction is not None or (started and not unbound):
             return None
-        why = None if count is None else count.not_ready(started=started)
+        why = self._by_resource_claims(gang.key)
+        if why is None and count is not None:
+            why = count.not_ready(started=started)
         closed = self._closed(pods)
         if closed is None and why is None:
             why = Phase.GATHERING, NOT_OFFERED
@@ -216,7 +224,7 @@ class Observer:
             return None
         gang = gather(gang, now)
         self._registry.update(gang)
-        problem = self._refusal(pods)
+        problem = queue_refusal(self._queues, pods)
         if problem:
             self._report(gang, Phase.REFUSED, problem)
             return None
@@ -239,23 +247,6 @@ class Observer:
         if not pods.is_single or not pods.unbound:
             return frozenset()
         return self._offered.closed(pods.unbound[0].metadata.uid)
-
-    def _refusal(self, pods: GangPods) -> str:
-        """Why a gang cannot start in its queue; empty if it can.
-
-        Members that join a running gang are in its queue, whatever they name.
-        """
-        lead = pods.lead
-        admitted = admitted_queue(lead)
-        if admitted:
-            return self._queues.refusal_of(lead, admitted)
-        named = sorted({self._queues.named_by(one) for one in pods.members})
-        if len(named) > 1:
-            return (
-                f"its pods name several queues: {', '.join(named[:NAMED])}. Give all of them the"
-                f" same label {QUEUE}"
-            )
-        return self._queues.refusal_of(lead)
 
     def _report(self, gang: GangState, phase: Phase, why: str) -> None:
         self._registry.update(report(gang, phase, why))
@@ -346,6 +337,24 @@ class Observer:
             for one in surpluses(pods)
             if (parts := tuple(self._allocations.each_of(one.uids, self.now)))
         ]
+
+
+def queue_refusal(queues: Queues, pods: GangPods) -> str:
+    """Why a gang cannot start in its queue; empty if it can.
+
+    Members that join a running gang are in its queue, whatever they name.
+    """
+    lead = pods.lead
+    admitted = admitted_queue(lead)
+    if admitted:
+        return queues.refusal_of(lead, admitted)
+    named = sorted({queues.named_by(one) for one in pods.members})
+    if len(named) > 1:
+        return (
+            f"its pods name several queues: {', '.join(named[:NAMED])}. Give all of them the"
+            f" same label {QUEUE}"
+        )
+    return queues.refusal_of(lead)
 
 
 def _uids(pods: Collection[Pod]) -> frozenset[str]:

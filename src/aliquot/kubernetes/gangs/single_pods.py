@@ -9,7 +9,7 @@ pods that came after it wait behind it.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.names import DURATION
@@ -22,6 +22,7 @@ from aliquot.kubernetes.cluster.workloads import single_name
 from aliquot.kubernetes.extender.bind import NotBoundError
 from aliquot.kubernetes.extender.planner import RESERVED_SECONDS, Answer
 from aliquot.kubernetes.gangs.missing import MissingPod, MissingWork
+from aliquot.kubernetes.gangs.observe import queue_refusal
 from aliquot.kubernetes.gangs.preempting import why_never
 from aliquot.placement.core.demand import Demand, Gang
 from aliquot.placement.queues.quota import Tree, needs, prefixes, within_quota
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.cluster.allocations import WorkloadAllocations
     from aliquot.kubernetes.cluster.offered import OfferedNodes
     from aliquot.kubernetes.cluster.queues import Queues
-    from aliquot.kubernetes.cluster.workloads import Workloads
+    from aliquot.kubernetes.cluster.workloads import GangPods, Workloads
     from aliquot.kubernetes.extender.planner import Planner
     from aliquot.kubernetes.gangs.backfill import BackfillWindow
     from aliquot.kubernetes.gangs.registry import GangRegistry
-    from aliquot.placement.queues.quota import Path
+    from aliquot.placement.queues.quota import Path, Queue, Sums
 
 PLANNED = (
     "what is free is kept for the planned starts of gangs (kubectl get gangs -A); a pod that"
@@ -46,6 +47,20 @@ PLANNED = (
 )
 WITH_THIS = "with this pod it would have"
 RECLAIMS = "so it preempts what other queues borrow, if that is enough for it to start"
+
+
+@dataclass(frozen=True, slots=True)
+class GangLimits:
+    """What limits a gang that is decided elsewhere: all queues, and what counts for their limits.
+
+    `problem` is why it cannot start in its queue, `behind` which gang comes before it; both may be
+    empty.
+    """
+
+    queues: Mapping[str, Queue]
+    charged: Sums
+    problem: str = ""
+    behind: str = ""
 
 
 class SinglePods:
@@ -106,6 +121,16 @@ class SinglePods:
             return _refusal(names, "InvalidQueue", problem)
         full = self._behind(pod, queue) or self._full(pod, queue, requests, now, without)
         return _refusal(names, "QueueFull", full) if full else None
+
+    def gang_limits(self, pods: GangPods, now: float) -> GangLimits:
+        """What limits a gang that is decided elsewhere."""
+        queue = self._queue(pods.lead)
+        return GangLimits(
+            queues=self._queues.queues(),
+            charged=self._allocations.charged(now, self._registry.preemptions()),
+            problem=queue_refusal(self._queues, pods) if queue else "",
+            behind=self._behind(pods.lead, queue),
+        )
 
     def advised(self, pod: Pod, answer: Answer, now: float) -> Answer:
         """The same; a pod that its queue's quota covers is told whether it may reclaim that."""
