@@ -1,6 +1,6 @@
 """What a new slice can have of a GPU in turns with others, from the arbiter's status.
 
-`placement.choose.overcommit` decides; here a `SharedGpu` and its grants become what it decides on.
+`placement.core.overcommit` decides; here a `SharedGpu` and its grants become what it decides on.
 What is set aside of the host's memory elsewhere depends on all GPUs of the machine: `with_host_use`
 writes it into each, so that a part of them is enough to ask about one.
 """
@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aliquot.model import format_bytes
-from aliquot.placement.choose.overcommit import GpuLoad, RoomBound, TurnSlice
+from aliquot.placement.core.overcommit import GpuLoad, RoomBound, TurnSlice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aliquot.model import Grant
-    from aliquot.placement.choose.overcommit import Room
+    from aliquot.placement.core.overcommit import Room
     from aliquot.slices.arbiter_status import SharedGpu
 
 HOST_HINT = (
