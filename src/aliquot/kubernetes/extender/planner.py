@@ -20,7 +20,12 @@ import numpy as np
 
 from aliquot.kubernetes.api.names import MIN_STRENGTH
 from aliquot.kubernetes.api.presets import ALIQUOT
-from aliquot.kubernetes.api.requests import InvalidRequestError, names_resources, requests_of
+from aliquot.kubernetes.api.requests import (
+    InvalidRequestError,
+    in_turns,
+    names_resources,
+    requests_of,
+)
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.demands import Demands
 from aliquot.kubernetes.cluster.membership import check_duration
@@ -34,7 +39,7 @@ from aliquot.placement.choose.explain import count_nodes
 from aliquot.placement.core.fit import Lack
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,14 +77,24 @@ class Answer:
 
 
 class Planner:
-    """Decides for one pod after the other."""
+    """Decides for one pod after the other.
+
+    `overcommit` is how many times a GPU's memory slices may have beside a pod that takes turns with
+    memory, by its queue; 0: as the nodes say.
+    """
 
     def __init__(
-        self, cluster: Cluster, presets: Sequence[Preset] = (ALIQUOT,), *, offer: int = 1
+        self,
+        cluster: Cluster,
+        presets: Sequence[Preset] = (ALIQUOT,),
+        *,
+        offer: int = 1,
+        overcommit: Callable[[Pod], float] = lambda _: 0.0,
     ) -> None:
         self.cluster = cluster
         self._presets = presets
         self._offer = offer
+        self._overcommit = overcommit
         self._asked: dict[str, tuple[str, tuple[ContainerRequest, ...]]] = {}  # by UID: as of when
         self._last: tuple[ContainerRequest, ...] = ()
 
@@ -88,14 +103,21 @@ class Planner:
         uid, version = pod.metadata.uid, pod.metadata.resource_version
         known = self._asked.get(uid)
         if version and known is not None and known[0] == version:
-            return known[1]
+            return self._in_turns(pod, known[1])
         found = requests_of(pod, self._presets)
         if found:
             check_duration(pod)
         if len(self._asked) >= REMEMBERED:
             self._asked.clear()
         self._asked[uid] = version, found
-        return found
+        return self._in_turns(pod, found)
+
+    def _in_turns(
+        self, pod: Pod, requests: tuple[ContainerRequest, ...]
+    ) -> tuple[ContainerRequest, ...]:
+        if not any(one.swap for one in requests):
+            return requests
+        return in_turns(requests, self._overcommit(pod))
 
     def names_resources(self, pod: Pod) -> bool:
         """Whether kube-scheduler asks about a pod, also if the pod asks for 0 GPUs."""

@@ -223,5 +223,6 @@ def _every_field(status: GpuNodeStatus) -> dict[str, Any]:
         "problem": status.problem,
         "reported": stamp(time.time()),
         "summary": msgspec.to_builtins(status.summary),
+        "overcommit": msgspec.to_builtins(status.overcommit),
         "gpus": msgspec.to_builtins(status.gpus),
     }

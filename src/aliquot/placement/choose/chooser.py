@@ -58,7 +58,7 @@ NOT_FITTING = 1 << 20
 BUSY = 1e-7  # of an eighth of a GPU's time: more than what is equal, less than any strategy counts
 MOST = np.iinfo(np.int8).max
 STRENGTH = 1000.0  # a step of it weighs more than any cost of a strategy
-OVERCOMMITTED = 1e6  # more than any model's strength weighs: only where nothing else fits
+OVERCOMMITTED = 1e9  # more than anything else weighs: only where no slice fits beside others
 NEARNESS = (Reach.SYS, Reach.PIX, Reach.NVLINK, Reach.ITSELF), (0.0, 0.4, 0.6, 1.0)
 
 
