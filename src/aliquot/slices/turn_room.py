@@ -47,11 +47,17 @@ def with_host_use(gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> tuple[S
     if all(one.overcommit <= 1 or one.host_limit is None for one in gpus):
         return tuple(gpus)
     needs = [load_of(one, grants).host_bytes for one in gpus]
-    copies = sum(grant.away_bytes for grant in grants if grant.has_left or grant.turns is None)
-    spilled = sum(grant.spill_bytes for grant in grants)
-    every = sum(needs) + copies + spilled
+    every = sum(needs) + set_aside(grants)
     return tuple(
         replace(one, host_elsewhere=every - own) for one, own in zip(gpus, needs, strict=True)
+    )
+
+
+def set_aside(grants: Iterable[Grant]) -> int:
+    """What the host keeps for something else than turns: other copies, and --spill."""
+    return sum(
+        grant.spill_bytes + (grant.away_bytes if grant.has_left or grant.turns is None else 0)
+        for grant in grants
     )
 
 
