@@ -140,6 +140,21 @@ def test_a_node_where_it_fits_beside_others_comes_first() -> None:
     assert third.spec.node_name == "n1"
 
 
+def test_a_refusal_says_how_large_a_slice_could_be_in_turns_and_why_not_larger() -> None:
+    for node, most, size, why in (
+        (crowded(), 0.0, "60 GiB", "as many times the memory as node and queues allow"),
+        (crowded(factor=3.0), 0.0, "78 GiB", "fit beside what does not move"),
+        (crowded(factor=3.0, host=40 * GIB), 0.0, "40 GiB", "the host has no more memory"),
+        (crowded(factor=3.0), 1.25, "40 GiB", "as many times the memory as node and queues allow"),
+    ):
+        of = planner(node, most=most)
+        assert bind(of, pod("a", 60)) is not None
+        said = of.filter(pod("b", 79), ("n1",)).message
+        assert f"In turns with memory a slice could have {size}: GPU 0 of node n1, where" in said
+        assert why in said
+        assert "In turns" not in of.filter(pod("b", 79, swap=False), ("n1",)).message
+
+
 def test_the_queue_above_bounds_too() -> None:
     known = know(
         make_queue("team", overcommit=1.2),

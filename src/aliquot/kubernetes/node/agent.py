@@ -220,6 +220,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
         await self._observe_runtime()
+        with suppress(ArbiterError):  # one that outlived the last agent: pods may come at once
+            self.turns.check(await self._ask_arbiter())
         self.injection.restore(self.saved)  # before the kubelet starts any
         self.health.start()
         pages = node_pages(self.metrics, self.arbiter, self._checks)

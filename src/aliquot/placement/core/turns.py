@@ -19,6 +19,8 @@ from aliquot.placement.core.overcommit import FIXED_BYTES, GpuLoad, TurnSlice
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from aliquot.placement.core.overcommit import Room
+
     FreeBytes = Mapping[int, Sequence[int]]  # on each GPU of a node, by row
 
 OnGpu = tuple[TurnSlice, ...]
@@ -72,19 +74,19 @@ class NodeTurns:
         gpus[gpu] = tuple(sorted(slices, key=_order))
         return replace(self, gpus=_trimmed(gpus))
 
-    def room(self, memory: int, free: Sequence[int], gpu: int, most: float | None) -> int:
+    def room(self, memory: int, free: Sequence[int], gpu: int, most: float | None) -> Room:
         """The largest slice that can take turns on a GPU; the GPUs have `memory` bytes each."""
         left = self.host
         if left is not None:
             others = (one for one in range(len(free)) if one != gpu and free[one] != NO_GPU)
             left -= sum(self._load(memory, free[one], one).host_bytes for one in others)
-        return self._load(memory, free[gpu], gpu).room(left, most).bytes
+        return self._load(memory, free[gpu], gpu).room(left, most)
 
     def fits(self, memory: int, free: Sequence[int], gpu: int, size: int, swap: Swap) -> bool:
         """Whether a slice can take turns on a GPU."""
         if free[gpu] == NO_GPU or self.slice_of(size, swap) is None:
             return False
-        return size <= self.room(memory, free, gpu, swap.most)
+        return size <= self.room(memory, free, gpu, swap.most).bytes
 
     def count(
         self, memory: int, free: Sequence[int], each: Sequence[int], size: int, swap: Swap

@@ -186,7 +186,7 @@ class NodeAllocations:
         slices = tuple(self._turn_slices(self.turns, uuid) for uuid in order)
         free = [one.memory - self.used(one.uuid).memory for one in self.gpus.values()]
         turns = replace(self.turns, gpus=slices)
-        return max(0, turns.room(self.gpus[gpu].memory, free, order.index(gpu), most))
+        return max(0, turns.room(self.gpus[gpu].memory, free, order.index(gpu), most).bytes)
 
     def _turn_slices(self, turns: NodeTurns, gpu: str) -> tuple[TurnSlice, ...]:
         """The slices of a GPU that take turns, but for those that reuse each other's ids."""
