@@ -9,7 +9,7 @@
  *   host       the host has room for what must leave: twice what does not fit each GPU, because while two slices
  *              exchange the copies of both are there; beside the copies of suspended grants and what --spill has.
  *
- * src/aliquot/placement/choose/overcommit.py is the same rule for those who choose a GPU.
+ * src/aliquot/placement/core/overcommit.py is the same rule for those who choose a GPU.
  */
 #ifndef ARBITER_OVERCOMMIT_H
 #define ARBITER_OVERCOMMIT_H

@@ -257,6 +257,8 @@ def test_scheduler_and_controller_read_racks_and_blocks_from_the_same_labels(hel
         ("node.hostMemory=64GB", "pattern"),
         ("node.parkAfter=soon", "pattern"),
         ("node.swap=true", "node.swap needs node.hostMemory"),
+        ("node.overcommit=1.5", "node.overcommit needs node.hostMemory"),
+        ("node.overcommit=0.5", "pattern"),
         ("presets={aliquot,hami}", "value must be one of"),
         ("presets={tuya,nvidia}", "both use nvidia.com/gpu"),
         ("kubeScheduler.extenderTimeout=5", "pattern|want string"),
@@ -313,6 +315,16 @@ def test_the_agents_pod_has_room_for_memory_that_leaves_gpus(helm: None) -> None
     assert wanted <= set(found["args"])
     with pytest.raises(chart.HelmError, match="write it in Mi or Gi"):
         chart.render("node.hostMemory=64Gi", "node.resources.requests.memory=200M")
+
+
+def test_a_node_may_let_slices_take_turns_with_memory(helm: None) -> None:
+    values = ("node.hostMemory=64Gi", "node.overcommit=1.5")
+    (agent,) = (one for one in chart.objects(chart.render(*values)) if one["kind"] == "DaemonSet")
+    assert {"--host-memory=64GiB", "--overcommit=1.5"} <= set(container_of(agent)["args"])
+    (usual,) = (one for one in chart.objects(chart.render()) if one["kind"] == "DaemonSet")
+    assert not [one for one in container_of(usual)["args"] if "overcommit" in one]
+    with pytest.raises(chart.HelmError, match="resource claims take no turns"):
+        chart.render(*values, "node.dra=true")
 
 
 def test_an_image_can_be_named_by_its_digest(helm: None) -> None:

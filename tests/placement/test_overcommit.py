@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.placement.choose.overcommit import FIXED_BYTES, GpuLoad, RoomBound, TurnSlice
+from aliquot.placement.core.overcommit import FIXED_BYTES, GpuLoad, RoomBound, TurnSlice
 from support import GIB
 
 HALVES = st.integers(0, 200).map(lambda half: half * GIB // 2)

@@ -160,6 +160,17 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             "aliquot.io/park-after leaves.",
         ),
     ] = None,
+    overcommit: Annotated[
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            min=1.0,
+            max=10.0,
+            help="How many times the memory of a GPU the slices of pods with the annotation "
+            "aliquot.io/swap may have together, in turns. The label aliquot.io/overcommit of the "
+            "node comes before it. Needs --host-memory.",
+        ),
+    ] = 1.0,
     kubeconfig: Kubeconfig = None,
     host: Annotated[
         str, typer.Option(help="The address on which to serve metrics and probes.")
@@ -243,7 +254,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             models=tuple(map(parse_override, model_strength or ())),
         ),
         idle_seconds=parse_duration(idle_after),
-        swap=_node_swap(host_memory, park_after, swap=swap),
+        swap=_node_swap(host_memory, park_after, overcommit, swap=swap),
         dra=dra,
         scheduled=scheduled,
     )
@@ -252,19 +263,21 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _node_swap(host_memory: str | None, park_after: str | None, *, swap: bool) -> NodeSwap:
+def _node_swap(
+    host_memory: str | None, park_after: str | None, overcommit: float, *, swap: bool
+) -> NodeSwap:
     from aliquot.kubernetes.node.grants.swap import NodeSwap  # noqa: PLC0415 - needs the extra
     from aliquot.model import parse_amount  # noqa: PLC0415
     from aliquot.model.parking_rule import parse_parking_rule  # noqa: PLC0415
     from aliquot.model.request import SwapDefault  # noqa: PLC0415
 
     size = 0 if host_memory is None else parse_amount(host_memory).bytes
-    if size is None or (swap and not size):
+    if size is None or ((swap or overcommit > 1) and not size):
         raise InvalidValueError(
             f"--host-memory {host_memory} is no amount of memory"
             if size is None
-            else "--swap needs --host-memory",
+            else f"{'--swap' if swap else '--overcommit'} needs --host-memory",
             "Give for example --host-memory 64GiB.",
         )
     rule = None if park_after is None else parse_parking_rule(park_after)
-    return NodeSwap(size, SwapDefault(swap, rule))
+    return NodeSwap(size, SwapDefault(swap, rule), overcommit)

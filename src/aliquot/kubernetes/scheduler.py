@@ -121,7 +121,13 @@ class Scheduler:
         self._loaded = False
         self._loading: asyncio.Task[None] | None = None
         self._recorder = Recorder(client, SCHEDULER)
-        planner = Planner(self.cluster, presets, offer=options.offer)
+        queues = self._view.queues
+        planner = Planner(
+            self.cluster,
+            presets,
+            offer=options.offer,
+            overcommit=lambda pod: queues.overcommit_of(queues.queue_of(pod)),
+        )
         self._writer = StatusWriter(
             client,
             self._view.queues,

@@ -2,7 +2,7 @@
 
 One machine, the cluster, the pool and the simulator call this package. Nothing here reads a file, a
 clock or the network. Most modules need numpy, which is why nothing is imported here; `core.demand`,
-`core.links`, `queues.quota`, `choose.machine` and `choose.overcommit` do not.
+`core.links`, `queues.quota`, `choose.machine` and `core.overcommit` do not.
 
 - `choose`: choosing GPUs for one request by a strategy, and explaining the choice.
 - `core`: demands, nodes, allocations and what fits.

@@ -9,7 +9,7 @@ Programs that work at the same time share the GPU's time equally. What it costs 
   the arbiter's windows have it.
 
 Programs come one by one. In the order in which they came, each begins as soon as it fits:
-`placement` decides whether (`choose.overcommit`) and where (`choose.machine`), as for a real one.
+`placement` decides whether (`core.overcommit`) and where (`choose.machine`), as for a real one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from aliquot.model import Amount, Gpu, Request
 from aliquot.model.units import GIB
 from aliquot.placement.choose.machine import GpuCapacity, choose_gpus
-from aliquot.placement.choose.overcommit import GpuLoad, TurnSlice
+from aliquot.placement.core.overcommit import GpuLoad, TurnSlice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -157,13 +157,14 @@ def is_current(status: Status) -> bool:
         return True
 
 
-def restart(
+def restart(  # noqa: PLR0913 - what may be given anew
     directory: Path,
     driver: Driver,
     *,
     unjoined: Unjoined | None = None,
     linger: int | None = None,
     host_bytes: int | None = None,
+    overcommit: float | None = None,
 ) -> int:
     """Replace the arbiter by one of this version; return the new one's pid.
 
@@ -182,7 +183,14 @@ def restart(
         unjoined = Unjoined(status.answer["unjoined"])
     if linger is None:
         linger = int(status.answer.get("linger_seconds", LINGER_SECONDS))
-    start(directory, driver, linger=linger, unjoined=unjoined, host_bytes=host_bytes)
+    start(
+        directory,
+        driver,
+        linger=linger,
+        unjoined=unjoined,
+        host_bytes=host_bytes,
+        overcommit=overcommit,
+    )
     return control.status(directory).pid
 
 
@@ -244,13 +252,14 @@ def serve(directory: Path, driver: Driver, settings: ArbiterSettings) -> NoRetur
     exec_program(command[0], command, _environment(driver))
 
 
-def start(
+def start(  # noqa: PLR0913 - what may be given anew
     directory: Path,
     driver: Driver,
     *,
     linger: int = LINGER_SECONDS,
     unjoined: Unjoined | None = None,
     host_bytes: int | None = None,
+    overcommit: float | None = None,
 ) -> None:
     """Start an arbiter and wait until one answers: this one, or another that was faster.
 
@@ -264,6 +273,7 @@ def start(
         settings,
         unjoined=unjoined or settings.unjoined,
         host_bytes=settings.host_bytes if host_bytes is None else host_bytes,
+        overcommit=settings.overcommit if overcommit is None else overcommit,
         foreground=False,
     )
     if wanted != settings:

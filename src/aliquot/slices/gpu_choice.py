@@ -25,7 +25,7 @@ from aliquot.placement.choose.machine import (
     why_unsuited,
     why_unwelcome,
 )
-from aliquot.placement.choose.overcommit import RoomBound
+from aliquot.placement.core.overcommit import RoomBound
 from aliquot.slices.contexts import context_bytes, describe_too_small
 from aliquot.slices.turn_room import (
     HOST_HINT,

@@ -1,6 +1,6 @@
 """What a new slice can have of a GPU in turns with others, from the arbiter's status.
 
-`placement.choose.overcommit` decides; here a `SharedGpu` and its grants become what it decides on.
+`placement.core.overcommit` decides; here a `SharedGpu` and its grants become what it decides on.
 What is set aside of the host's memory elsewhere depends on all GPUs of the machine: `with_host_use`
 writes it into each, so that a part of them is enough to ask about one.
 """
@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aliquot.model import format_bytes
-from aliquot.placement.choose.overcommit import GpuLoad, RoomBound, TurnSlice
+from aliquot.placement.core.overcommit import GpuLoad, RoomBound, TurnSlice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aliquot.model import Grant
-    from aliquot.placement.choose.overcommit import Room
+    from aliquot.placement.core.overcommit import Room
     from aliquot.slices.arbiter_status import SharedGpu
 
 HOST_HINT = (
@@ -47,11 +47,17 @@ def with_host_use(gpus: Sequence[SharedGpu], grants: Sequence[Grant]) -> tuple[S
     if all(one.overcommit <= 1 or one.host_limit is None for one in gpus):
         return tuple(gpus)
     needs = [load_of(one, grants).host_bytes for one in gpus]
-    copies = sum(grant.away_bytes for grant in grants if grant.has_left or grant.turns is None)
-    spilled = sum(grant.spill_bytes for grant in grants)
-    every = sum(needs) + copies + spilled
+    every = sum(needs) + set_aside(grants)
     return tuple(
         replace(one, host_elsewhere=every - own) for one, own in zip(gpus, needs, strict=True)
+    )
+
+
+def set_aside(grants: Iterable[Grant]) -> int:
+    """What the host keeps for something else than turns: other copies, and --spill."""
+    return sum(
+        grant.spill_bytes + (grant.away_bytes if grant.has_left or grant.turns is None else 0)
+        for grant in grants
     )
 
 

@@ -192,13 +192,16 @@ class World:
         ]
 
     def check_gpus(self) -> None:
-        """No GPU is given twice."""
+        """No GPU is given twice, but to slices."""
         given: Counter[str] = Counter()
+        sliced: Counter[str] = Counter()
         for one in self.pods().values():
             plan = decode_plan(one.metadata.annotations.get(PLAN, ""))
             if one.spec.node_name and plan is not None:
-                given.update(gpu for part in plan.containers.values() for gpu in part.gpus)
-        assert all(count == 1 for count in given.values()), given
+                for part in plan.containers.values():
+                    given.update(part.gpus)
+                    sliced.update(part.gpus if part.kind == "sliced" else ())
+        assert all(count in {1, sliced[gpu]} for gpu, count in given.items()), given
 
     def held(self, queue: str) -> int:
         """How many GPUs the pods with that label have."""

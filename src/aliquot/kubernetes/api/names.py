@@ -20,6 +20,7 @@ LABEL = f"{GROUP}/label"  # of this namespace; the three after it name labels, o
 WITH = f"{GROUP}/with"
 APART_FROM = f"{GROUP}/apart-from"
 ALONE = f"{GROUP}/alone"
+OVERCOMMIT = f"{GROUP}/overcommit"  # label of a node: how many times a GPU's memory
 SWAP = f"{GROUP}/swap"  # its memory can leave its GPU
 PARK_AFTER = f"{GROUP}/park-after"  # and does when it is idle
 TOGETHER = f"{GROUP}/together"  # pods of one namespace with the same value hold GPUs together

@@ -19,13 +19,16 @@ Kind = Literal["whole", "shared", "sliced"]
 class ContainerPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one container gets on each of `gpus` (UUIDs): bytes of memory, and compute.
 
-    `compute` is in percent; 0 is an equal part of what the others leave.
+    `compute` is in percent; 0 is an equal part of what the others leave. `overcommit`: it may take
+    turns with memory, and all slices of the GPU have at most so many times its memory then (0: as
+    the node says); None: it takes none.
     """
 
     kind: Kind
     gpus: tuple[str, ...]
     memory: int
     compute: int = 0
+    overcommit: float | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):

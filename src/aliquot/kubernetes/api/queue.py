@@ -28,13 +28,18 @@ class Amounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class QueueSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The share of a queue. Without `quota` it owns nothing; without `limit` it may use all."""
+    """The share of a queue. Without `quota` it owns nothing; without `limit` it may use all.
+
+    While a slice of this queue, or of one below it, takes turns with memory, all slices of its GPU
+    may have `overcommit` times the GPU's memory; None: as the node says.
+    """
 
     parent: str = ""
     weight: int = 1
     quota: Amounts | None = None
     limit: Amounts | None = None
     namespaces: tuple[str, ...] = ()
+    overcommit: float | None = None
 
 
 class Used(msgspec.Struct, frozen=True, rename="camel"):

@@ -13,7 +13,7 @@ They do not change the request, except for compute that no resource gives. An in
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
@@ -35,7 +35,7 @@ from aliquot.model.parking_rule import parse_parking_rule
 from aliquot.model.strength import UNKNOWN, format_strength, parse_strength
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from aliquot.kubernetes.api.objects import Container, Pod, Quantity
     from aliquot.kubernetes.api.plan import Kind
@@ -93,7 +93,9 @@ class ContainerRequest:
     and about neighbours; if `alone`, no other container is on its GPUs. `units` are what the
     kubelet asks the agent for: resource and count. `init`: the container ends before the others
     start, and they get its device ids again. `swap` and `park_after` as in `model.request`; None:
-    the pod does not say it. `of_claim`: it is a resource claim that asks, by the pod's name for it.
+    the pod does not say it. `overcommit`: it may take turns with memory, and all slices of its GPU
+    have at most so many times the GPU's memory then (0: as the node says); None: it may not.
+    `of_claim`: it is a resource claim that asks, by the pod's name for it.
     """
 
     container: str
@@ -114,6 +116,7 @@ class ContainerRequest:
     swap: bool | None = None
     park_after: ParkingRule | None = None
     of_claim: bool = False
+    overcommit: float | None = None
 
     @property
     def asker(self) -> str:
@@ -165,6 +168,13 @@ def requests_of(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> tuple[Conta
     ]
     found += [_request(pod, one, presets, settings, init=False) for one in pod.spec.containers]
     return tuple(one for one in found if one is not None)
+
+
+def in_turns(requests: Iterable[ContainerRequest], most: float) -> tuple[ContainerRequest, ...]:
+    """The same requests, those with swap as their queue lets them take turns (`overcommit`)."""
+    return tuple(
+        replace(one, overcommit=most) if one.swap and not one.alone else one for one in requests
+    )
 
 
 def asks(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> bool:

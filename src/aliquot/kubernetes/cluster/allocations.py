@@ -277,7 +277,7 @@ def _pairs(row: int, held: Mapping[int, GpuUsage]) -> Pairs:
             pairs.append((place, Demand(wishes=wishes)))
             continue
         use, milli = one.use, min(one.use.milli, 1000)
-        pairs.append((place, Demand(1, one.kind, milli, use.bytes, wishes=wishes)))
+        pairs.append((place, Demand(1, one.kind, milli, use.bytes, wishes=wishes, swap=one.swap)))
         pairs += [(place, Demand(1, one.kind, 0))] * (use.holders - 1)
     return pairs
 

@@ -14,6 +14,7 @@ from aliquot.kubernetes.cluster.cluster import Size
 from aliquot.kubernetes.cluster.hardware import CLASS, KINDS, MIXED, milli_of
 from aliquot.placement.core.demand import Demand
 from aliquot.placement.core.fit import lacks_of
+from aliquot.placement.core.turns import Swap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,6 +47,7 @@ def demand_of(
         thrifty=request.kind != "whole",
         min_strength=request.min_strength,
         wishes=request.wishes,
+        swap=_swap(request),
     )
 
 
@@ -100,6 +102,13 @@ class Demands:
 
 def _is_everywhere_the_same(request: ContainerRequest) -> bool:
     return request.kind == "whole" or (request.kind == "sliced" and not request.memory_percent)
+
+
+def _swap(request: ContainerRequest) -> Swap | None:
+    """Whether it may take turns with memory."""
+    if request.overcommit is None or request.kind != "sliced" or request.gpus != 1:
+        return None
+    return Swap(request.overcommit or None)
 
 
 def _models(request: ContainerRequest, models: Sequence[str]) -> frozenset[str]:

@@ -20,6 +20,8 @@ from aliquot.model import Priority
 from aliquot.model.compute import BUSY_STEPS
 from aliquot.placement.core.allocations import NodeFree
 from aliquot.placement.core.demand import WHOLE_MILLI, Kind
+from aliquot.placement.core.overcommit import FIXED_BYTES
+from aliquot.placement.core.turns import NodeTurns, Swap
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api import plan
     from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu
     from aliquot.kubernetes.cluster.parts import Parts
+    from aliquot.placement.core.overcommit import TurnSlice
     from aliquot.placement.core.wishes import Mark
 
 
@@ -58,14 +61,19 @@ NOTHING = Use()
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """What a pod uses of one GPU, as which kind, and what it leaves there for others to see."""
+    """What a pod uses of one GPU, as which kind, and what it leaves there for others to see.
+
+    `swap`: its slice takes turns with memory.
+    """
 
     kind: Kind
     use: Use
     mark: Mark | None = None
+    swap: Swap | None = None
 
 
 _PodUses = tuple[tuple[str, "plan.Kind", Use], ...]  # of one pod: GPU, its kind, and use
+_Swaps = dict[str, Swap]  # of one pod, by GPU
 _Uses = dict[str, dict["plan.Kind", Use]]  # of each GPU
 
 
@@ -79,6 +87,8 @@ class NodeUsage:
         self._by_pod: dict[str, _PodUses] = {}
         self._uses: _Uses = {}
         self._marks: dict[str, Mark] = {}
+        self._swaps: dict[str, _Swaps] = {}
+        self._turns = _turns_of(status)
         for uid in {*self._reported, *planned}:
             self._count(uid)
 
@@ -102,10 +112,28 @@ class NodeUsage:
             uses = {gpu: dict(kinds) for gpu, kinds in uses.items()}
             for uid in without:
                 _subtract(uses, self._by_pod.get(uid, ()))
-        free = [_free(gpu, uses.get(gpu.uuid, {}), most_holders) for gpu in self._status.gpus]
+        least = 0 if self._turns is None else None  # with turns, less than nothing is free
+        free = [
+            _free(gpu, uses.get(gpu.uuid, {}), most_holders, least) for gpu in self._status.gpus
+        ]
         milli, sizes, kinds, holders = zip(*free, strict=True) if free else ((), (), (), ())
         busy = tuple(_busy(gpu, without) for gpu in self._status.gpus)
-        return NodeFree(milli, sizes, kinds, holders, self._on_gpus(without), busy)
+        return NodeFree(
+            milli, sizes, kinds, holders, self._on_gpus(without), busy, self._turns_on(without)
+        )
+
+    def _turns_on(self, without: Collection[str]) -> NodeTurns | None:
+        """The slices that take turns with memory; None if none can."""
+        turns = self._turns
+        if turns is None:
+            return None
+        found: dict[str, list[TurnSlice]] = {gpu.uuid: [] for gpu in self._status.gpus}
+        for uid, swaps in self._swaps.items():
+            for uuid, _, use in () if uid in without else self._by_pod[uid]:
+                part = turns.slice_of(use.bytes, swaps.get(uuid))
+                if part is not None and uuid in found:
+                    found[uuid].append(part)
+        return replace(turns, gpus=tuple(map(tuple, found.values())))
 
     def labels(self, without: Collection[str] = ()) -> set[str]:
         """The labels of pods that use a GPU here, but for the pods of these UIDs."""
@@ -127,7 +155,9 @@ class NodeUsage:
         columns = {gpu.uuid: column for column, gpu in enumerate(self._status.gpus)}
         return {
             uid: {
-                columns[uuid]: GpuUsage(KINDS[kind], use, self._marks.get(uid))
+                columns[uuid]: GpuUsage(
+                    KINDS[kind], use, self._marks.get(uid), self._swaps.get(uid, {}).get(uuid)
+                )
                 for uuid, kind, use in uses
                 if uuid in columns
             }
@@ -146,6 +176,7 @@ class NodeUsage:
         """Count again what a pod has."""
         _subtract(self._uses, self._by_pod.pop(uid, ()))
         self._marks.pop(uid, None)
+        self._swaps.pop(uid, None)
         planned = self._planned.get(uid, ())
         reported = self._reported.get(uid)
         parts = planned if reported is None else tuple(_in_order(reported, planned))
@@ -155,6 +186,9 @@ class NodeUsage:
         for gpu, kind, use in uses:
             kinds = self._uses.setdefault(gpu, {})
             kinds[kind] = kinds[kind] + use if kind in kinds else use
+        swaps = {} if self._turns is None else _swaps(parts, self._turns.stays)
+        if swaps:
+            self._swaps[uid] = swaps
         wishes = next((one.wishes for one in planned if one.wishes is not None), None)
         if wishes is not None and wishes.mark is not None:
             self._marks[uid] = wishes.mark
@@ -183,9 +217,36 @@ def _reported_parts(status: GpuNodeStatus) -> dict[str, dict[str, list[Part]]]:
                 memory=grant.memory,
                 compute=grant.compute,
                 reserved=0 if background else grant.compute,
+                overcommit=grant.overcommit,
+                fixed=grant.fixed,
             )
             of_pod = found.setdefault(grant.pod_uid, {})
             of_pod.setdefault(grant.container, []).append(part)
+    return found
+
+
+def _turns_of(status: GpuNodeStatus) -> NodeTurns | None:
+    """What a node allows, without its slices; None if slices have no more than their GPU."""
+    said = status.overcommit
+    if said is None or not said.factor > 1:
+        return None
+    host = max(0, said.host_memory - said.set_aside)
+    return NodeTurns(said.factor, host, max(FIXED_BYTES, said.stays))
+
+
+def _swaps(parts: Parts, stays: int) -> _Swaps:
+    """The GPUs on which all containers of a pod take turns: they count as one slice there."""
+    on: dict[str, list[Part]] = {}
+    for one in parts:
+        for gpu in one.gpus:
+            on.setdefault(gpu, []).append(one)
+    found: _Swaps = {}
+    for gpu, here in on.items():
+        most = [one.overcommit for one in here]
+        if None not in most and all(one.kind == "sliced" and not one.alone for one in here):
+            least = min((one for one in most if one), default=None)
+            fixed = sum(max(stays, one.fixed) for one in here)
+            found[gpu] = Swap(least, fixed)
     return found
 
 
@@ -243,7 +304,7 @@ def _busy(gpu: NodeGpu, without: Collection[str]) -> int:
 
 
 def _free(
-    gpu: NodeGpu, kinds: Mapping[plan.Kind, Use], most_holders: int | None
+    gpu: NodeGpu, kinds: Mapping[plan.Kind, Use], most_holders: int | None, least: int | None
 ) -> tuple[int, int, Kind, int]:
     if not kinds:
         return WHOLE_MILLI, gpu.memory, Kind.FREE, 0
@@ -253,4 +314,6 @@ def _free(
     use = sum(kinds.values(), NOTHING)
     if is_one or kind is Kind.WHOLE or (most_holders is not None and use.holders >= most_holders):
         return 0, 0, kind, use.holders
-    return max(0, WHOLE_MILLI - use.milli), max(0, gpu.memory - use.bytes), kind, use.holders
+    left = gpu.memory - use.bytes
+    left = left if least is None else max(least, left)
+    return max(0, WHOLE_MILLI - use.milli), left, kind, use.holders

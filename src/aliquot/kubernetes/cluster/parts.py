@@ -38,6 +38,7 @@ class Part:
     `reserved` is the percentage of compute that no other container can have. `init`: the container
     ends before those after it start. `units` is what the kubelet asks for: resource and count.
     `wishes` are about GPUs by UUID and about neighbours; if `alone`, nothing else is on its GPUs.
+    `overcommit` as in the plan; `fixed` bytes of its memory cannot leave the GPU.
     """
 
     container: str
@@ -50,6 +51,8 @@ class Part:
     units: tuple[tuple[str, int], ...] = ()
     wishes: Wishes | None = None
     alone: bool = False
+    overcommit: float | None = None
+    fixed: int = 0
 
 
 Parts = tuple[Part, ...]  # of one pod, in the order in which the kubelet starts its containers
@@ -113,7 +116,13 @@ def _part(request: ContainerRequest, plan: ContainerPlan) -> Part:
         units=request.units,
         wishes=request.wishes,
         alone=request.alone,
+        overcommit=_overcommit(plan.overcommit) if request.swap and not request.alone else None,
     )
+
+
+def _overcommit(value: float | None) -> float | None:
+    """What a plan says, if that is possible: 0, or 1 and more."""
+    return value if value is None or value == 0 else max(1.0, value)
 
 
 def _within(value: int, most: int) -> int:
@@ -134,6 +143,7 @@ def part_of(request: ContainerRequest, columns: Sequence[int], status: GpuNodeSt
         units=request.units,
         wishes=request.wishes,
         alone=request.alone,
+        overcommit=request.overcommit,
     )
 
 
@@ -142,7 +152,11 @@ def plan_of(parts: Parts) -> Plan:
     return Plan(
         {
             one.container: ContainerPlan(
-                kind=one.kind, gpus=one.gpus, memory=one.memory, compute=one.compute
+                kind=one.kind,
+                gpus=one.gpus,
+                memory=one.memory,
+                compute=one.compute,
+                overcommit=one.overcommit,
             )
             for one in parts
         }
@@ -166,4 +180,5 @@ def _are_confusable(one: Part, other: Part) -> bool:
 
 
 def _shape(one: Part) -> tuple[object, ...]:
-    return one.kind, len(one.gpus), one.memory, one.compute, one.wishes, one.alone
+    turns = one.overcommit
+    return one.kind, len(one.gpus), one.memory, one.compute, one.wishes, one.alone, turns

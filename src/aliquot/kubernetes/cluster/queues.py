@@ -126,6 +126,19 @@ class Queues:
         """What is probably wrong with a queue that works nevertheless."""
         return tuple(self._derived().warnings.get(name, ()))
 
+    def overcommit_of(self, name: str) -> float:
+        """How many times a GPU's memory slices may have beside one of this queue that takes turns.
+
+        The least of the queue and those above it; 0 if none of them says it.
+        """
+        tree, found = self.queues(), []
+        while name:
+            spec = self._objects[name].spec if name in self._objects else None
+            if spec is not None and spec.overcommit is not None:
+                found.append(max(1.0, spec.overcommit))
+            name = tree[name].parent if name in tree else ""
+        return min(found, default=0.0)
+
     def queues(self) -> Mapping[str, quota.Queue]:
         """All queues as `placement` knows them: always a tree, even if a spec is invalid."""
         return self._derived().queues

@@ -14,13 +14,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aliquot.kubernetes.api.names import MIN_STRENGTH
 from aliquot.kubernetes.api.presets import ALIQUOT
-from aliquot.kubernetes.api.requests import InvalidRequestError, names_resources, requests_of
+from aliquot.kubernetes.api.requests import (
+    InvalidRequestError,
+    in_turns,
+    names_resources,
+    requests_of,
+)
 from aliquot.kubernetes.cluster.cluster import Reserved
 from aliquot.kubernetes.cluster.demands import Demands
 from aliquot.kubernetes.cluster.membership import check_duration
@@ -31,10 +37,12 @@ from aliquot.kubernetes.extender.containers import place
 from aliquot.model import format_bytes
 from aliquot.model.strength import format_strength
 from aliquot.placement.choose.explain import count_nodes
+from aliquot.placement.core.demand import Kind
 from aliquot.placement.core.fit import Lack
+from aliquot.placement.core.overcommit import RoomBound
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -51,6 +59,12 @@ BEST_SCORE = 10
 REMEMBERED = 1 << 14  # pods whose requests are remembered
 MOST_NAMED = 3  # nodes in a message, of those that are unusable for one reason
 PERMANENT = {Lack.MODEL, Lack.WEAK, Lack.TOO_FEW, Lack.NAMED, Lack.TOO_SMALL}
+BOUNDS = {
+    RoomBound.GPU: "it would take no turns",
+    RoomBound.FACTOR: "slices have as many times the memory as node and queues allow",
+    RoomBound.ALONE: "each slice must fit beside what does not move",
+    RoomBound.HOST: "the host has no more memory for what must leave (node.hostMemory)",
+}
 NOT_TOGETHER = "its containers do not fit together"
 BY_NEIGHBOURS = {Lack.SHARED, Lack.SLICED, Lack.GPU, Lack.NEIGHBOURS, NOT_TOGETHER}
 
@@ -72,14 +86,24 @@ class Answer:
 
 
 class Planner:
-    """Decides for one pod after the other."""
+    """Decides for one pod after the other.
+
+    `overcommit` is how many times a GPU's memory slices may have beside a pod that takes turns with
+    memory, by its queue; 0: as the nodes say.
+    """
 
     def __init__(
-        self, cluster: Cluster, presets: Sequence[Preset] = (ALIQUOT,), *, offer: int = 1
+        self,
+        cluster: Cluster,
+        presets: Sequence[Preset] = (ALIQUOT,),
+        *,
+        offer: int = 1,
+        overcommit: Callable[[Pod], float] = lambda _: 0.0,
     ) -> None:
         self.cluster = cluster
         self._presets = presets
         self._offer = offer
+        self._overcommit = overcommit
         self._asked: dict[str, tuple[str, tuple[ContainerRequest, ...]]] = {}  # by UID: as of when
         self._last: tuple[ContainerRequest, ...] = ()
 
@@ -88,14 +112,21 @@ class Planner:
         uid, version = pod.metadata.uid, pod.metadata.resource_version
         known = self._asked.get(uid)
         if version and known is not None and known[0] == version:
-            return known[1]
+            return self._in_turns(pod, known[1])
         found = requests_of(pod, self._presets)
         if found:
             check_duration(pod)
         if len(self._asked) >= REMEMBERED:
             self._asked.clear()
         self._asked[uid] = version, found
-        return found
+        return self._in_turns(pod, found)
+
+    def _in_turns(
+        self, pod: Pod, requests: tuple[ContainerRequest, ...]
+    ) -> tuple[ContainerRequest, ...]:
+        if not any(one.swap for one in requests):
+            return requests
+        return in_turns(requests, self._overcommit(pod))
 
     def names_resources(self, pod: Pod) -> bool:
         """Whether kube-scheduler asks about a pod, also if the pod asks for 0 GPUs."""
@@ -282,6 +313,8 @@ class Planner:
             message += self._at_most(requests, refused)
         if Lack.WEAK in counts:
             message += self._strongest(refused)
+        if Lack.GPU in counts:
+            message += self._in_turns_at_most(requests, refused)
         clash = why_unwelcome(
             self.cluster, requests, lambda name: refused.get(name) in BY_NEIGHBOURS
         )
@@ -304,6 +337,31 @@ class Planner:
             if resource in units
         ]
         return f" Such a GPU has at most {format_bytes(most)}{''.join(could)}."
+
+    def _in_turns_at_most(
+        self, requests: Sequence[ContainerRequest], refused: Mapping[str, str]
+    ) -> str:
+        """The largest slice that could take turns with memory, and what bounds it."""
+        asked = next((one for one in requests if one.overcommit is not None), None)
+        if asked is None:
+            return ""
+        allocations, rows = self.cluster.chooser.allocations, self.cluster.rows
+        lacking = (name for name, why in refused.items() if why == Lack.GPU and name in rows)
+        crowded = (name for name in lacking if allocations.turns.on(rows[name]) is not None)
+        found: list[tuple[int, str]] = []
+        for name in islice(crowded, TRIED):
+            row, turns = rows[name], allocations.turns.on(rows[name])
+            free = allocations.bytes_free[row].tolist()
+            for gpu in np.flatnonzero(allocations.kind[row] == Kind.SLICED).tolist():
+                if turns is None or not allocations.hardware.present[row, gpu]:
+                    continue
+                memory = int(allocations.hardware.gpu_bytes[row])
+                room = turns.room(memory, free, gpu, asked.overcommit or None)
+                found.append((room.bytes, f"GPU {gpu} of node {name}, where {BOUNDS[room.bound]}"))
+        if not found:
+            return ""
+        size, where = max(found)
+        return f" In turns with memory a slice could have {format_bytes(max(0, size))}: {where}."
 
     def _strongest(self, refused: Mapping[str, str]) -> str:
         """The strongest of the GPUs that are too weak, and what to do."""

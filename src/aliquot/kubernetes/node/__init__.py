@@ -12,6 +12,7 @@
 - `idle`: containers that have GPUs and use none of them.
 - `busy`: how much of the time of their GPUs containers really use.
 - `parked`: containers whose memory leaves their GPU because they are idle.
+- `turns`: containers that take turns with memory, and what the node allows them.
 - `tenant_files`: looking safely at the untrusted files of a container.
 - `publish`: the node's GPUNode object.
 - `metrics`: metrics, liveness and readiness over HTTP.

@@ -38,6 +38,7 @@ from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocatio
 from aliquot.kubernetes.node.grants.injection import Injection
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants, Releaser
 from aliquot.kubernetes.node.grants.resize import Resizer
+from aliquot.kubernetes.node.grants.swap import overcommit_of
 from aliquot.kubernetes.node.health import HealthMonitor
 from aliquot.kubernetes.node.idle import IdleMonitor
 from aliquot.kubernetes.node.machine import probe_driver, read_machine, restore_allocations
@@ -51,11 +52,12 @@ from aliquot.kubernetes.node.parked import ParkingMonitor
 from aliquot.kubernetes.node.pods import NODE_PODS, NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
 from aliquot.kubernetes.node.publish import Publisher, status_of
+from aliquot.kubernetes.node.turns import TurnsMonitor
 from aliquot.model.errors import ArbiterError
 from aliquot.slices import state_directory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Coroutine, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -141,6 +143,7 @@ class Agent:
             gpus=self._healthy_gpus,
             unjoined=options.unjoined,
             host_bytes=options.swap.host_bytes or None,
+            overcommit=self._overcommit({}),
         )
         self.arbiter = ArbiterGrants(options.state)
         self.resizer = Resizer(self.saved, self.pods, self.arbiter, self.events)
@@ -162,6 +165,7 @@ class Agent:
         self.processes = ProcessMonitor(self.saved, self.pods, self.events, self.requests.set_pod)
         self.idle = IdleMonitor(self.saved, self.pods, self.events, options.idle_seconds)
         self.parked = ParkingMonitor(self.saved, self.pods, self.events)
+        self.turns = TurnsMonitor(self.saved, self.pods, self.events)
         self.health = HealthMonitor(
             machine, self.saved, self.pods, self.events, partial(probe_driver, options)
         )
@@ -216,6 +220,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
         await self._observe_runtime()
+        with suppress(ArbiterError):  # one that outlived the last agent: pods may come at once
+            self.turns.check(await self._ask_arbiter())
         self.injection.restore(self.saved)  # before the kubelet starts any
         self.health.start()
         pages = node_pages(self.metrics, self.arbiter, self._checks)
@@ -279,6 +285,9 @@ class Agent:
                     self.idle.check(status)
                     self.parked.check(status)
                     self.busy.check(status)
+                    if self.turns.check(status):
+                        self.requests.notify()
+                        self.publisher.change()
                     self.supervisor.check(status)
                     await self.processes.tell_cgroups(status, self.arbiter)
                     await self.releaser.end_orphans(status)
@@ -329,7 +338,17 @@ class Agent:
             return False
         if self.injection.observe(node.status.node_info):
             self.publisher.change()
+        self.supervisor.overcommit = self._overcommit(node.metadata.labels)
         return True
+
+    def _overcommit(self, labels: Mapping[str, str]) -> float:
+        """How many times a GPU's memory slices may have; resource claims take no turns."""
+        if self.options.dra:
+            return 1.0
+        factor, problem = overcommit_of(self.options.swap, labels)
+        if problem:
+            _log.warning("the over-commit of the node stays as it is", why=problem, factor=factor)
+        return factor
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -352,6 +371,7 @@ class Agent:
             self.machine.inventory.driver_version,
             self.injection.way,
             busy=self.busy.steps,
+            turns=self.turns.report,
         )
         return msgspec.structs.replace(
             status, problem=self._problem, allocator=self.options.allocator

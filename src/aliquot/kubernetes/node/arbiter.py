@@ -8,10 +8,11 @@ all pods, where nobody ends it; the node's /sys/fs/cgroup must be writable for t
 finds the arbiter that answers, and replaces it if it is of another version. Programs keep running.
 
 The arbiter has loaded NVML, and knows the GPUs that were there then. The agent replaces it also if
-it uses another driver than the agent, has another policy for unjoined processes or another limit of
-the host's memory, or does not know one of the node's healthy GPUs. An agent that cannot use the
-driver itself replaces nothing: the next arbiter could not start. An arbiter that holds memory of
-suspended programs is replaced when they have it back: `postponed` says what it waits for.
+it uses another driver than the agent, has another policy for unjoined processes, another limit of
+the host's memory or another over-commit, or does not know one of the node's healthy GPUs. An agent
+that cannot use the driver itself replaces nothing: the next arbiter could not start. An arbiter
+that holds memory of suspended programs is replaced when they have it back: `postponed` says what it
+waits for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -32,7 +33,7 @@ from aliquot.model.errors import AliquotError, ArbiterError, HeldMemoryError
 from aliquot.slices import arbiter_process, control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from aliquot.devices import Driver
     from aliquot.slices.arbiter_status import Status
@@ -49,7 +50,8 @@ class ArbiterSupervisor:
     """Makes sure that an arbiter answers, with the agent's driver and policy, and all of `gpus`.
 
     `driver` is None if no driver can be used; `version` is its version. `host_bytes`: what it takes
-    of the host's memory at most, for memory that leaves GPUs; None: as it chooses.
+    of the host's memory at most, for memory that leaves GPUs; None: as it chooses. Slices that take
+    turns may have `overcommit` times a GPU's memory; it may change.
     """
 
     def __init__(  # noqa: PLR0913 - what it makes sure of
@@ -61,6 +63,7 @@ class ArbiterSupervisor:
         gpus: Callable[[], frozenset[str]] = frozenset,
         unjoined: Unjoined = Unjoined.REPORT,
         host_bytes: int | None = None,
+        overcommit: float = 1.0,
     ) -> None:
         self._directory = directory
         self._driver = driver
@@ -68,6 +71,7 @@ class ArbiterSupervisor:
         self._gpus = gpus
         self._unjoined = unjoined
         self._host_bytes = host_bytes
+        self.overcommit = overcommit
         self._outdated = asyncio.Event()
         self._replaced_at = -REPLACE_SECONDS
         self._tried: frozenset[str] = frozenset()  # GPUs that the last one did not know either
@@ -116,6 +120,7 @@ class ArbiterSupervisor:
                 linger=0,
                 unjoined=self._unjoined,
                 host_bytes=self._host_bytes,
+                overcommit=self.overcommit,
             )
             self.starts += 1
             _log.info("started the arbiter", directory=str(self._directory))
@@ -133,6 +138,7 @@ class ArbiterSupervisor:
                 driver,
                 unjoined=self._unjoined,
                 host_bytes=self._host_bytes,
+                overcommit=self.overcommit,
             )
         except HeldMemoryError as error:
             self._tried = tried
@@ -152,13 +158,22 @@ class ArbiterSupervisor:
             return "it is of another version"
         if status.driver_version != self._version:
             return f"it uses driver {status.driver_version}, and the node has {self._version}"
-        if (policy := status.answer.get("unjoined")) != self._unjoined:
-            return f"its policy for unjoined processes is {policy}, not {self._unjoined}"
-        limit = status.answer.get("host_memory_bytes")
-        if self._host_bytes is not None and limit != self._host_bytes:
-            return f"it may take {limit} bytes of the host's memory, not {self._host_bytes}"
+        if why := self._why_settings_differ(status.answer):
+            return why
         if unknown := self._unknown_gpus(status) - self._tried:
             return f"it does not know {', '.join(sorted(unknown))}"
+        return ""
+
+    def _why_settings_differ(self, answer: Mapping[str, Any]) -> str:
+        if (policy := answer.get("unjoined")) != self._unjoined:
+            return f"its policy for unjoined processes is {policy}, not {self._unjoined}"
+        limit = answer.get("host_memory_bytes")
+        if self._host_bytes is not None and limit != self._host_bytes:
+            return f"it may take {limit} bytes of the host's memory, not {self._host_bytes}"
+        percent = answer.get("overcommit_percent", 100)
+        if percent != round(100 * self.overcommit):
+            now, wanted = percent / 100, self.overcommit
+            return f"it lets slices have {now:g} times the memory of a GPU, not {wanted:g} times"
         return ""
 
     def _unknown_gpus(self, status: Status) -> frozenset[str]:

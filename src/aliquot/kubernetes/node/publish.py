@@ -30,6 +30,7 @@ from aliquot.kubernetes.api.gpunode import (
 )
 from aliquot.kubernetes.api.objects import GPU_NODES, NODES, GpuNode, Meta, OwnerReference
 from aliquot.kubernetes.api.times import stamp
+from aliquot.kubernetes.node.turns import NO_TURNS
 from aliquot.model.strength import UNKNOWN
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.node.grants.allocations import HostGpu, NodeAllocations
     from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation
+    from aliquot.kubernetes.node.turns import TurnsReport
     from aliquot.model import Gpu
 
 SECONDS = 1.0
@@ -57,10 +59,11 @@ def status_of(  # noqa: PLR0913 - all that it says
     injection: str,
     *,
     busy: Mapping[tuple[str, str], int],
+    turns: TurnsReport = NO_TURNS,
 ) -> GpuNodeStatus:
     """The status of the GPUNode object; `busy` as `BusyMonitor.steps` has it."""
     found = tuple(
-        _gpu(allocations, gpu, gpus.get(gpu.uuid), attached.get(gpu.uuid), busy)
+        _gpu(allocations, gpu, gpus.get(gpu.uuid), attached.get(gpu.uuid), busy, turns)
         for gpu in allocations.gpus.values()
     )
     return GpuNodeStatus(
@@ -69,15 +72,17 @@ def status_of(  # noqa: PLR0913 - all that it says
         shares=allocations.shares,
         summary=summary_of(found),
         gpus=found,
+        overcommit=turns.overcommit,
     )
 
 
-def _gpu(
+def _gpu(  # noqa: PLR0913, PLR0917 - all that it says
     allocations: NodeAllocations,
     host: HostGpu,
     gpu: Gpu | None,
     attached: DeviceLocation | None,
     busy: Mapping[tuple[str, str], int],
+    turns: TurnsReport,
 ) -> NodeGpu:
     return NodeGpu(
         index=host.index,
@@ -91,7 +96,7 @@ def _gpu(
         links=tuple(NodeLink(link.index, link.kind) for link in (gpu.links if gpu else ())),
         kind=allocations.kind(host.uuid),
         grants=tuple(
-            _granted(grant, part, busy.get((grant.name, host.uuid), 0))
+            _granted(grant, part, busy.get((grant.name, host.uuid), 0), turns)
             for grant in allocations.grants.values()
             for part in grant.allocated
             if part.gpu == host.uuid
@@ -99,7 +104,9 @@ def _gpu(
     )
 
 
-def _granted(grant: ContainerGrant, part: GpuAllocation, busy: int) -> NodeGrant:
+def _granted(
+    grant: ContainerGrant, part: GpuAllocation, busy: int, turns: TurnsReport
+) -> NodeGrant:
     """What a container has of a GPU; init containers too, which the scheduler knows by the plan."""
     return NodeGrant(
         pod_uid=grant.owner.uid,
@@ -113,6 +120,9 @@ def _granted(grant: ContainerGrant, part: GpuAllocation, busy: int) -> NodeGrant
         policy=str(grant.current.policy),
         priority=str(grant.current.priority),
         busy=busy,
+        overcommit=grant.overcommit,
+        fixed=turns.fixed.get(grant.name, 0) if grant.overcommit is not None else 0,
+        away=turns.away.get(grant.name, 0),
     )
 
 
@@ -223,5 +233,6 @@ def _every_field(status: GpuNodeStatus) -> dict[str, Any]:
         "problem": status.problem,
         "reported": stamp(time.time()),
         "summary": msgspec.to_builtins(status.summary),
+        "overcommit": msgspec.to_builtins(status.overcommit),
         "gpus": msgspec.to_builtins(status.gpus),
     }

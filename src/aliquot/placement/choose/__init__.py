@@ -8,6 +8,5 @@
 - `kept_rows`: what a strategy knows of all nodes, brought up to date where they change.
 - `lowest`: the lowest cost of each node by its GPUs, and the tightest GPUs.
 - `machine`: choosing on one machine, without numpy.
-- `overcommit`: how much memory slices have together that take turns with it, without numpy.
 - `strategies`: how GPUs are weighed: fragmentation, pack, spread and others.
 """

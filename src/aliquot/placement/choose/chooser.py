@@ -13,6 +13,9 @@ Of places that cost the same, a part of a GPU goes to the GPU whose time is used
 as that is known: so a second heavy program comes beside a light one. Programs that have just begun
 count as idle.
 
+A slice that may take turns with memory goes to a GPU where it fits beside all others, if there is
+one anywhere; otherwise to the one where the least must leave.
+
 Chance decides between equal costs. It is drawn from the seed and the allocations' fingerprint, so
 asking changes nothing: the same snapshot, seed and request have one answer, however often they are
 asked.
@@ -28,7 +31,15 @@ import numpy as np
 
 from aliquot.placement.choose.kept_rows import KeptRows
 from aliquot.placement.core.demand import Demand, Kind, Near, Placement
-from aliquot.placement.core.fit import any_of, gpus_that_fit, hashed, nodes_that_fit, rows_of
+from aliquot.placement.core.fit import (
+    any_of,
+    excess_of,
+    gpus_that_fit,
+    hashed,
+    nodes_that_fit,
+    rows_of,
+    without_turns_first,
+)
 from aliquot.placement.core.links import Reach, closest, slowest_within
 
 if TYPE_CHECKING:
@@ -47,6 +58,7 @@ NOT_FITTING = 1 << 20
 BUSY = 1e-7  # of an eighth of a GPU's time: more than what is equal, less than any strategy counts
 MOST = np.iinfo(np.int8).max
 STRENGTH = 1000.0  # a step of it weighs more than any cost of a strategy
+OVERCOMMITTED = 1e9  # more than anything else weighs: only where no slice fits beside others
 NEARNESS = (Reach.SYS, Reach.PIX, Reach.NVLINK, Reach.ITSELF), (0.0, 0.4, 0.6, 1.0)
 
 
@@ -165,6 +177,24 @@ class Chooser:
     def _costs_where_it_fits(
         self, demand: Demand, rows: Rows, fits: Bools
     ) -> tuple[NDArray[np.float64], Ints]:
+        if demand.swap is None:
+            return self._costs_beside(demand, rows, fits)
+        fits, crowded = without_turns_first(rows, demand, fits)
+        if not crowded.any():
+            return self._costs_beside(demand, rows, fits)
+        gpu = fits.argmax(axis=1)
+        cost = OVERCOMMITTED + excess_of(rows, demand, gpu)
+        if demand.strength_sign:
+            rank = self.allocations.hardware.rank[rows.index]
+            cost = cost + demand.strength_sign * STRENGTH * rank
+        some = np.flatnonzero(~crowded)
+        if len(some):
+            cost[some], gpu[some] = self._costs_beside(demand, rows.part(some), fits[some])
+        return cost, gpu
+
+    def _costs_beside(
+        self, demand: Demand, rows: Rows, fits: Bools
+    ) -> tuple[NDArray[np.float64], Ints]:
         if demand.gpus == 1:
             best, gpu = self._by.one(rows, demand, fits)
             if self.allocations.knows_use and demand.kind is not Kind.WHOLE:
@@ -232,6 +262,8 @@ class Chooser:
         fits = gpus_that_fit(rows, demand)
         if allowed is not None:
             fits &= allowed[node]
+        if demand.swap is not None:
+            fits, _ = without_turns_first(rows, demand, fits)
         candidates = [int(gpu) for gpu in np.flatnonzero(fits[0])]
         if not self._by.lean:
             return tuple(sorted(chance.sample(candidates, demand.gpus)))

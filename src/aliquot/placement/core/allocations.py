@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aliquot.placement.core.demand import Running
     from aliquot.placement.core.marks import Marks
     from aliquot.placement.core.snapshot import Hardware, Ints, NodeHardware
+    from aliquot.placement.core.turns import NodeTurns, Turns
     from aliquot.placement.core.wishes import Mark
 
 _64_BITS = (1 << 64) - 1
@@ -39,7 +40,8 @@ class NodeFree:
     """For each GPU of a node: what is free, its kind of use, how many hold it, and their marks.
 
     No `marks` at all: there are none. `busy` are eighths of its time that are really used; none at
-    all: nobody knows of any.
+    all: nobody knows of any. `bytes` are negative where slices take `turns` and have more together
+    than the GPU has; None: the node allows none.
     """
 
     milli: tuple[int, ...]
@@ -48,6 +50,7 @@ class NodeFree:
     holders: tuple[int, ...]
     marks: tuple[tuple[Mark, ...], ...] = ()
     busy: tuple[int, ...] = ()
+    turns: NodeTurns | None = None
 
 
 class Allocations:
@@ -65,6 +68,7 @@ class Allocations:
         for name in CHANGING:
             setattr(self, name, getattr(source, name).copy())
         self.marks: Marks = source.marks.copy()
+        self.turns: Turns = source.turns.copy()
         self.busy: NDArray[np.int8] = source.busy.copy()
         self.knows_use: bool = source.knows_use
         self._changes: list[int] = []
@@ -74,7 +78,13 @@ class Allocations:
     def snapshot(self) -> Snapshot:
         """A snapshot of it."""
         free = {name: getattr(self, name).copy() for name in CHANGING}
-        return Snapshot(self.hardware, **free, busy=self.busy.copy(), marks=self.marks.copy())
+        return Snapshot(
+            self.hardware,
+            **free,
+            busy=self.busy.copy(),
+            marks=self.marks.copy(),
+            turns=self.turns.copy(),
+        )
 
     def copy(self) -> Allocations:
         """Another working copy, for what may be thrown away."""
@@ -134,8 +144,19 @@ class Allocations:
         return bool(
             kind in (Kind.FREE, demand.kind)
             and self.milli_free[node, gpu] >= demand.milli
-            and self.bytes_free[node, gpu] >= demand.gpu_bytes
+            and (
+                self.bytes_free[node, gpu] >= demand.gpu_bytes
+                or self.fits_in_turns(node, gpu, demand)
+            )
         )
+
+    def fits_in_turns(self, node: int, gpu: int, demand: Demand) -> bool:
+        """Whether a GPU has the memory for a demand if its slices take turns with it."""
+        here = self.turns.on(node) if demand.swap is not None else None
+        if here is None or demand.swap is None:
+            return False
+        memory, free = int(self.hardware.gpu_bytes[node]), self.bytes_free[node].tolist()
+        return here.fits(memory, free, gpu, demand.gpu_bytes, demand.swap)
 
     def take(self, placement: Placement, demand: Demand, *, known_to_fit: bool = False) -> None:
         """Take what a placement needs. OverallocatedError, and no change, if it does not fit.
@@ -185,7 +206,9 @@ class Allocations:
     def free_on(self, nodes: Ints) -> FreeOnNodes:
         """What is free on these nodes."""
         free = {name: getattr(self, name).take(nodes, axis=0) for name in CHANGING}
-        return FreeOnNodes(nodes, **free, marks=self.marks.of(nodes.tolist()))
+        return FreeOnNodes(
+            nodes, **free, marks=self.marks.of(nodes.tolist()), turns=self.turns.of(nodes.tolist())
+        )
 
     def put(self, free: FreeOnNodes) -> None:
         """Overwrite what is free on some nodes."""
@@ -208,6 +231,7 @@ class Allocations:
             getattr(self, name)[free.nodes] = getattr(free, name)
         nodes = free.nodes.tolist()
         self.marks.put(nodes, free.marks)
+        self.turns.put(nodes, free.turns)
         self._note(*nodes)
 
     def take_all(self, bundle: Bundle) -> None:
@@ -243,6 +267,7 @@ class Allocations:
             mine[node, : len(now)] = now
         self.knows_use = self.knows_use or any(free.busy)
         self.marks.set_node(node, free.marks)
+        self.turns.set_node(node, free.turns)
         self.milli_free[node, gone] = self.bytes_free[node, gone] = ABSENT
         if self._fingerprint is not None:
             more = self._row_number(node) - before
@@ -265,6 +290,8 @@ class Allocations:
         for placement, mark in bundle.marks:
             change = self.marks.add if sign > 0 else self.marks.remove
             change(placement.node, placement.gpus, mark)
+        for placement, demand in bundle.turns:
+            self._change_turns(placement, demand, sign)
         self._fingerprint = None
         self._note(*bundle.nodes.tolist())
 
@@ -282,12 +309,18 @@ class Allocations:
         if demand.wishes is not None and demand.wishes.mark is not None:
             change = self.marks.add if sign > 0 else self.marks.remove
             change(node, placement.gpus, demand.wishes.mark)
+        if demand.swap is not None:
+            self._change_turns(placement, demand, sign)
         if self._fingerprint is not None:
             columns = sum(placement.gpus) + len(placement.gpus)
             less = demand.cpu_milli + demand.ram_bytes + columns * (milli - 1)
             weight = int(_weights(self.hardware.size)[node])
             self._fingerprint = (self._fingerprint - sign * less * weight) & _64_BITS
         self._note(node)
+
+    def _change_turns(self, placement: Placement, demand: Demand, sign: int) -> None:
+        for gpu in placement.gpus:
+            self.turns.change(placement.node, gpu, demand.gpu_bytes, demand.swap, sign)
 
     def _note(self, *nodes: int) -> None:
         self._changes.extend(nodes)
@@ -309,12 +342,14 @@ class FreeOnNodes:
     cpu_free: Ints
     ram_free: Ints
     marks: Marks
+    turns: Turns
 
     def part(self, index: Sequence[int]) -> FreeOnNodes:
         """The same for some of the nodes, by their index here."""
         nodes = self.nodes[index]
         free = {name: getattr(self, name)[index] for name in CHANGING}
-        return FreeOnNodes(nodes, **free, marks=self.marks.of(nodes.tolist()))
+        some = nodes.tolist()
+        return FreeOnNodes(nodes, **free, marks=self.marks.of(some), turns=self.turns.of(some))
 
     def lowered_to(self, other: FreeOnNodes) -> FreeOnNodes:
         """What is free both here and in `other`, of the same nodes (`Allocations.lower_to`)."""
@@ -328,6 +363,9 @@ class FreeOnNodes:
         )
         marks = self.marks.copy()
         marks.add_later(other.marks)
+        turns = self.turns.copy()
+        if turns:
+            turns.lower_to(other.turns, self._bytes_by_node(), other._bytes_by_node())
         return FreeOnNodes(
             nodes=self.nodes,
             milli_free=milli,
@@ -337,12 +375,16 @@ class FreeOnNodes:
             cpu_free=np.minimum(self.cpu_free, other.cpu_free),
             ram_free=np.minimum(self.ram_free, other.ram_free),
             marks=marks,
+            turns=turns,
         )
+
+    def _bytes_by_node(self) -> dict[int, list[int]]:
+        return dict(zip(self.nodes.tolist(), self.bytes_free.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What many placements take, added up by node and by GPU; and the marks that they leave."""
+    """What many placements take, by node and by GPU; and the marks and turns that they leave."""
 
     nodes: Ints
     cpu: Ints
@@ -353,6 +395,7 @@ class Bundle:
     holders: Ints
     kind: Ints
     marks: tuple[tuple[Placement, Mark], ...]
+    turns: tuple[tuple[Placement, Demand], ...]
 
     @classmethod
     def of(cls, hardware: Hardware, gangs: Iterable[Running]) -> Bundle:
@@ -360,6 +403,7 @@ class Bundle:
         by_node: dict[int, list[int]] = {}
         by_gpu: dict[tuple[int, int], list[int]] = {}
         marks: list[tuple[Placement, Mark]] = []
+        turns: list[tuple[Placement, Demand]] = []
         for one in gangs:
             for placement, demand in zip(one.placements, one.gang.members, strict=True):
                 node = by_node.setdefault(placement.node, [0, 0])
@@ -367,6 +411,8 @@ class Bundle:
                 node[1] += demand.ram_bytes
                 if demand.wishes is not None and demand.wishes.mark is not None:
                     marks.append((placement, demand.wishes.mark))
+                if demand.swap is not None:
+                    turns.append((placement, demand))
                 milli, size = hardware.taken_of_each(placement.node, demand)
                 for number in placement.gpus:
                     gpu = by_gpu.setdefault((placement.node, number), [0, 0, 0, int(demand.kind)])
@@ -388,6 +434,7 @@ class Bundle:
             holders=gpus[:, 2],
             kind=gpus[:, 3],
             marks=tuple(marks),
+            turns=tuple(turns),
         )
 
 

@@ -18,6 +18,7 @@ from aliquot.model.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aliquot.placement.core.turns import Swap
     from aliquot.placement.core.wishes import Wishes
 
 WHOLE_MILLI = 1000
@@ -49,6 +50,7 @@ class Demand:
     both. No `models` means any, and a GPU weaker than `min_strength` does not fit. `thrifty` work
     (experiments, inference) prefers GPUs that are already sliced, then weaker models. Other work
     that takes whole GPUs prefers stronger models. `wishes` choose GPUs by name and by neighbours.
+    With `swap` it may take turns with memory, where the node allows that (`turns`).
     """
 
     gpus: int = 1
@@ -61,6 +63,7 @@ class Demand:
     thrifty: bool = False
     min_strength: float = 0.0
     wishes: Wishes | None = None
+    swap: Swap | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or min(self.gpu_bytes, self.cpu_milli, self.ram_bytes) < 0:
@@ -71,6 +74,8 @@ class Demand:
             raise InvalidValueError("a demand for GPUs needs a kind: whole, shared or sliced")
         if not 0 <= self.milli <= WHOLE_MILLI:
             raise InvalidValueError(f"{self.milli} is not a part of a GPU's 1000 thousandths")
+        if self.swap is not None and (self.gpus != 1 or self.kind is not Kind.SLICED):
+            raise InvalidValueError("only a slice of one GPU can take turns with memory")
 
     @property
     def needs_strength(self) -> bool:

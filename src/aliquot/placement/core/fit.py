@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aliquot.placement.core.demand import WHOLE_MILLI, Demand, Kind
+from aliquot.placement.core.snapshot import ABSENT
 from aliquot.placement.core.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def sizes_left(milli: Ints, left: Ints, total: Ints) -> Ints:
         return milli
     is_known = total > 0
     # Exact up to 2^53, and several times faster than the division of whole numbers.
-    share = np.floor(left * WHOLE_MILLI / np.maximum(total, 1)).astype(np.int64)
+    share = np.floor(np.maximum(left, 0) * WHOLE_MILLI / np.maximum(total, 1)).astype(np.int64)
     least = np.minimum(milli, share)
     return least if is_known.all() else np.where(is_known, least, milli)
 
@@ -138,10 +139,42 @@ def gpus_that_fit(rows: Rows, demand: Demand) -> Bools:
         fits = rows.free & (rows.milli == WHOLE_MILLI) & enough
     else:
         usable = rows.free | (rows.present & (rows.kind == int(demand.kind)))
-        fits = usable & (rows.milli >= demand.milli) & enough
+        fits = usable & (rows.milli >= demand.milli)
+        fits &= enough if demand.swap is None else enough | _in_turns(rows, demand, fits & ~enough)
     if demand.wishes is not None:
         fits = fits & _allowed(rows, demand.wishes)
     return np.asarray(fits)
+
+
+def _in_turns(rows: Rows, demand: Demand, asked: Bools) -> Bools:
+    """Which of these GPUs have the memory for a demand if their slices take turns with it."""
+    found, source = np.zeros_like(asked), rows.source
+    if source.turns:
+        for row, gpu in np.argwhere(asked).tolist():
+            found[row, gpu] = source.fits_in_turns(int(rows.index[row]), gpu, demand)
+    return found
+
+
+def without_turns_first(rows: Rows, demand: Demand, fits: Bools) -> tuple[Bools, Bools]:
+    """Of the GPUs that fit, the best of each node by its memory, and the nodes with over-commit.
+
+    Where a slice fits beside all others on some GPU, no GPU counts where it would take turns.
+    Otherwise those count on which least must leave.
+    """
+    beside = fits & (rows.bytes >= demand.gpu_bytes)
+    has, any_fits = any_of(beside), any_of(fits)
+    crowded = any_fits & ~has
+    if not crowded.any():
+        return beside, crowded
+    free = np.where(fits, np.maximum(rows.bytes, 0), ABSENT)
+    least = fits & (free == free.max(axis=1, initial=ABSENT)[:, None])
+    return np.where(crowded[:, None], least, beside), crowded
+
+
+def excess_of(rows: Rows, demand: Demand, gpu: Ints) -> NDArray[np.float64]:
+    """How much more the slices of one GPU of each row would have, as a part of the GPU."""
+    free = np.maximum(rows.bytes[np.arange(len(gpu)), gpu], 0)
+    return np.asarray((demand.gpu_bytes - free) / np.maximum(rows.gpu_bytes, 1))
 
 
 def _allowed(rows: Rows, wishes: Wishes) -> Bools:

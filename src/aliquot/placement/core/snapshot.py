@@ -13,6 +13,7 @@ import numpy as np
 
 from aliquot.placement.core.demand import WHOLE_MILLI, Kind
 from aliquot.placement.core.marks import Marks
+from aliquot.placement.core.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -185,6 +186,7 @@ class Snapshot:
 
     `marks` are those that slices leave on GPUs for others to see. `busy` is how much of the time of
     each GPU is really used, in eighths, as far as that is known: it decides between equal places.
+    `turns` are the slices that take turns with memory: what is free of their GPUs may be negative.
     """
 
     hardware: Hardware
@@ -196,6 +198,7 @@ class Snapshot:
     ram_free: Ints
     busy: NDArray[np.int8]
     marks: Marks = field(default_factory=Marks)
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def knows_use(self) -> bool:

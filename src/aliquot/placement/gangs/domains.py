@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aliquot.placement.choose.forecast import Floats
     from aliquot.placement.choose.strategies import Strategy
     from aliquot.placement.core.allocations import Allocations
+    from aliquot.placement.core.fit import Rows
     from aliquot.placement.core.links import Links
     from aliquot.placement.core.snapshot import Bools, Hardware, Ints
 
@@ -122,9 +123,11 @@ def capacity(allocations: Allocations, demand: Demand) -> Ints:
     if demand.ram_bytes:
         limit = np.minimum(limit, rows.ram // demand.ram_bytes)
     if demand.gpus:
-        limit = np.minimum(
-            limit, _by_gpus(demand, parts_of_gpus(rows.milli, rows.bytes, demand, fits))
-        )
+        parts = parts_of_gpus(rows.milli, rows.bytes, demand, fits)
+        most = _by_gpus(demand, parts)
+        if demand.swap is not None and allocations.turns:
+            _count_turns(rows, demand, fits, most)
+        limit = np.minimum(limit, most)
     return np.where(nodes, limit, 0)
 
 
@@ -140,6 +143,20 @@ def parts_of_gpus(milli: Ints, left: Ints, demand: Demand, fits: Bools) -> Ints:
     if demand.wishes is not None and demand.wishes.avoids_itself:
         parts = np.minimum(parts, 1)
     return np.where(fits, parts, 0)
+
+
+def _count_turns(rows: Rows, demand: Demand, fits: Bools, most: Ints) -> None:
+    """Count again on nodes that allow over-commit how many of a demand fit."""
+    source = rows.source
+    by_compute = parts_of_gpus(rows.milli, rows.bytes, replace(demand, gpu_bytes=0), fits)
+    for row, node in enumerate(rows.index.tolist()):
+        here = source.turns.on(node)
+        if here is None or demand.swap is None:
+            continue
+        memory, free = int(rows.gpu_bytes[row]), rows.bytes[row].tolist()
+        most[row] = here.count(
+            memory, free, by_compute[row].tolist(), demand.gpu_bytes, demand.swap
+        )
 
 
 def _by_gpus(demand: Demand, parts: Ints) -> Ints:
@@ -232,6 +249,10 @@ def _states(allocations: Allocations, nodes: Ints, wishes: Sequence[Wishes]) -> 
     columns = [array[nodes] for array in (*arrays, *of_node)]
     if wishes:
         columns.append(_seen_by(allocations, nodes, wishes))
+    if allocations.turns:
+        numbers: dict[object, int] = {}
+        turns = (allocations.turns.on(node) for node in nodes.tolist())
+        columns.append(np.array([numbers.setdefault(one, len(numbers)) for one in turns]))
     return hashed(np.column_stack(columns))
 
 

@@ -24,7 +24,12 @@ import numpy as np
 
 from aliquot.placement.choose.chooser import Chooser
 from aliquot.placement.core.demand import Demand, Kind, Placement
-from aliquot.placement.core.fit import gpus_that_fit, nodes_that_fit, rows_of
+from aliquot.placement.core.fit import (
+    gpus_that_fit,
+    nodes_that_fit,
+    rows_of,
+    without_turns_first,
+)
 from aliquot.placement.core.links import closest, near_sets, slowest_within
 from aliquot.placement.gangs.domains import (
     Nodes,
@@ -215,6 +220,10 @@ def _even(trial: Allocations, node: int, demand: Demand) -> tuple[int, ...] | No
     fits = gpus_that_fit(rows, demand)
     if not nodes_that_fit(rows, demand, fits, trial.hardware.nodes_for(demand))[0]:
         return None
+    if demand.swap is not None:
+        fits, crowded = without_turns_first(rows, demand, fits)
+        if crowded[0]:
+            return (int(fits[0].argmax()),)
     parts = parts_of_gpus(rows.milli, rows.bytes, demand, fits)[0]
     sign = 1 if demand.gpus == 1 else -1
     left = {int(gpu): sign * int(parts[gpu]) for gpu in np.flatnonzero(fits[0])}

@@ -114,7 +114,9 @@ def _alike(rows: Rows, row: int, gpus: Sequence[int], wishes: Sequence[Wishes]) 
     for gpu in gpus:
         for_wishes = _seen_by(rows.source, int(rows.index[row]), gpu, wishes) if wishes else None
         free = int(rows.milli[row, gpu]), int(rows.bytes[row, gpu]), int(rows.kind[row, gpu])
-        groups.setdefault((*free, for_wishes), []).append(gpu)
+        turns = rows.source.turns.on(int(rows.index[row]))
+        here = None if turns is None else turns.on(gpu)
+        groups.setdefault((*free, (for_wishes, here)), []).append(gpu)
     return [groups[state] for state in sorted(groups, key=lambda state: state[:3])]
 
 

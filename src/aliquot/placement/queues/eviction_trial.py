@@ -159,6 +159,8 @@ class _Fall:
         if member.wishes is not None and member.wishes.mark is not None:
             change = free.marks.add if sign > 0 else free.marks.remove
             change(placement.node, placement.gpus, member.wishes.mark)
+        for gpu in placement.gpus if member.swap is not None else ():
+            free.turns.change(placement.node, gpu, member.gpu_bytes, member.swap, sign)
 
 
 def _needs_no_less(one: Demand, other: Demand) -> bool:
@@ -173,6 +175,7 @@ def _needs_no_less(one: Demand, other: Demand) -> bool:
         and one.min_strength >= other.min_strength
         and (not other.models or (bool(one.models) and one.models <= other.models))
         and other.wishes in {None, one.wishes}
+        and other.swap == one.swap
     )
 
 

@@ -37,6 +37,7 @@ from aliquot.kubernetes.node.grants.swap import (
     asked_swap,
     copier_bytes,
     describe,
+    overcommit_asked,
 )
 from aliquot.kubernetes.node.pods import PodContainer
 from aliquot.model.errors import NoCapacityError
@@ -240,6 +241,7 @@ class Allocator:
             carrier=self._ids.carrier(container.units),
             reuses=tuple(one.name for one in reused),
             cdi=self._uses_cdi(),
+            overcommit=overcommit_asked(request, container.plan),
         )
 
     def _merge(self, container: PodContainer, before: ContainerGrant, ids: Ids) -> ContainerGrant:

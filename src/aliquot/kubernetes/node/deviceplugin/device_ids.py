@@ -12,6 +12,9 @@ the plan decides that. So an id belongs to a container or to nobody, and these r
   the next calls will name stay healthy: the kubelet has chosen them, or is about to, and would
   count them as lost, and reject the next pod, until it gets the next list.
 - No id ever leaves the list: it only turns unhealthy.
+- Where slices may take turns with memory, as many units are offered as all of them may have
+  together. Which container gets some of them is the scheduler's decision and the agent's: so the
+  counts need not change before the next pod comes.
 
 Pure: derived from the allocations, where each grant has its ids.
 """
@@ -56,12 +59,22 @@ class DeviceResource:
     prefix: str
     memory_unit: int
 
-    def units(self, gpu: HostGpu, shares: int) -> int:
+    def units(self, gpu: HostGpu, shares: int, factor: float = 1.0) -> int:
         """The units of an unused GPU."""
-        return self.free(gpu, None, UNUSED, shares)
+        return self.free(gpu, None, UNUSED, shares, factor)
 
-    def free(self, gpu: HostGpu, kind: Kind | None, used: HostGpuUsage, shares: int) -> int:
-        """The free units of a healthy GPU that is in use as this kind."""
+    def free(
+        self,
+        gpu: HostGpu,
+        kind: Kind | None,
+        used: HostGpuUsage,
+        shares: int,
+        factor: float = 1.0,
+    ) -> int:
+        """The free units of a healthy GPU that is in use as this kind.
+
+        Slices that take turns may have `factor` times its memory.
+        """
         if kind not in {None, _KINDS[self.role]}:
             return 0
         memory = gpu.memory - used.memory
@@ -73,7 +86,7 @@ class DeviceResource:
             case "core":
                 return CORE_UNITS - used.reserved
             case "memory":
-                return memory // self.memory_unit
+                return (int(factor * gpu.memory) - used.memory) // self.memory_unit
             case "slot":
                 return max(0, SLOTS - used.containers)
 
@@ -110,6 +123,7 @@ class DeviceIds:
         self.allocations = allocations
         self.resources = {resource.name: resource for resource in resources}
         self._in_use = _InUse()
+        self._most: dict[str, int] = {}  # as many ids as there ever were
         self._expected: tuple[str, Mapping[str, int]] = ("", {})  # a grant, and units by resource
         self._listed: dict[str, tuple[set[str], list[tuple[str, bool]]]] = {}  # as last listed
 
@@ -131,7 +145,16 @@ class DeviceIds:
         """How many units the kubelet may still give."""
         one, all_ = self.resources[resource], self.allocations
         return sum(
-            max(0, one.free(gpu, all_.kind(gpu.uuid), all_.used(gpu.uuid), all_.shares))
+            max(
+                0,
+                one.free(
+                    gpu,
+                    all_.kind(gpu.uuid),
+                    all_.used(gpu.uuid),
+                    all_.shares,
+                    all_.factor,
+                ),
+            )
             for gpu in all_.gpus.values()
             if gpu.healthy
         )
@@ -201,7 +224,9 @@ class DeviceIds:
         """One id for each unit, and those that grants have since there were more units."""
         one = self.resources[resource]
         gpus = self.allocations.gpus.values()
-        units = sum(one.units(gpu, self.allocations.shares) for gpu in gpus)
+        shares, factor = self.allocations.shares, self.allocations.factor
+        units = sum(one.units(gpu, shares, factor) for gpu in gpus)
+        units = self._most[resource] = max(units, self._most.get(resource, 0))
         in_use = self._used().by_resource.get(resource, ())
         last = max((int(id_[len(one.prefix) :]) for id_ in in_use), default=-1)
         return [one.id(number) for number in range(max(units, 1 + last))]

@@ -1,7 +1,8 @@
 """The allocations of a node: its GPUs, and which grant has how much of which GPU.
 
 - While a GPU is in use it has one kind: whole, shared or sliced. Grants never get more of its
-  memory or compute than it has.
+  memory or compute than it has; those that take turns with memory get more where the node allows
+  it, by the rule of `placement.core.overcommit`.
 - An init container ends before the containers that reuse its device ids start. So such grants count
   together as the most that they use at any one time.
 - Every change is all or nothing: if a grant does not fit, nothing changes.
@@ -19,12 +20,15 @@ import msgspec
 
 from aliquot.kubernetes.api.names import CORE_UNITS
 from aliquot.model import format_bytes
+from aliquot.placement.core.turns import Swap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from aliquot.kubernetes.api.plan import Kind
     from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation
+    from aliquot.placement.core.overcommit import TurnSlice
+    from aliquot.placement.core.turns import NodeTurns
 
 
 class DoesNotFitError(Exception):
@@ -111,8 +115,23 @@ class NodeAllocations:
         self.gpus = {gpu.uuid: gpu for gpu in sorted(gpus, key=lambda gpu: gpu.index)}
         self.shares = shares
         self.revision = 0
+        self.turns: NodeTurns | None = None
+        self.fixed: Mapping[str, int] = {}
         self._by_pod: dict[str, list[ContainerGrant]] | None = None
         self.rewrite(grants)
+
+    def set_turns(self, turns: NodeTurns | None, fixed: Mapping[str, int]) -> bool:
+        """What slices that take turns may have, and what each grant leaves; whether that is new."""
+        if (turns, fixed) == (self.turns, self.fixed):
+            return False
+        self.turns, self.fixed = turns, fixed
+        self.revision += 1
+        return True
+
+    @property
+    def factor(self) -> float:
+        """How many times a GPU's memory slices may have that take turns with it."""
+        return 1.0 if self.turns is None else self.turns.factor
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -153,7 +172,33 @@ class NodeAllocations:
         chain = self._chain(grant)
         own = usage_of(chain).peak.get(gpu, UNUSED)
         at_the_same_time = usage_of([*chain, msgspec.structs.replace(grant, allocated=())]).final
-        return capacity - (self.used(gpu) - own) - at_the_same_time.get(gpu, UNUSED)
+        free = capacity - (self.used(gpu) - own) - at_the_same_time.get(gpu, UNUSED)
+        if grant.overcommit is None or chain:  # one that reuses ids is beside all others
+            return free
+        room = self.turn_room(gpu, grant.overcommit or None)
+        return replace(free, memory=max(free.memory, room))
+
+    def turn_room(self, gpu: str, most: float | None = None) -> int:
+        """The largest slice that can take turns on a GPU; 0 if none can. `most`: by its queue."""
+        if self.turns is None or self.kind(gpu) not in {None, "sliced"}:
+            return 0
+        order = list(self.gpus)
+        slices = tuple(self._turn_slices(self.turns, uuid) for uuid in order)
+        free = [one.memory - self.used(one.uuid).memory for one in self.gpus.values()]
+        turns = replace(self.turns, gpus=slices)
+        return max(0, turns.room(self.gpus[gpu].memory, free, order.index(gpu), most).bytes)
+
+    def _turn_slices(self, turns: NodeTurns, gpu: str) -> tuple[TurnSlice, ...]:
+        """The slices of a GPU that take turns, but for those that reuse each other's ids."""
+        found = []
+        for chain in self._chains:
+            grant = chain[0]
+            if len(chain) > 1 or grant.overcommit is None or grant.kind != "sliced":
+                continue
+            swap = Swap(grant.overcommit or None, self.fixed.get(grant.name, 0))
+            sizes = [part.memory for part in grant.allocated if part.gpu == gpu]
+            found += [one for size in sizes if (one := turns.slice_of(size, swap)) is not None]
+        return tuple(found)
 
     def fits_kind(self, grant: ContainerGrant, gpu: str) -> bool:
         """Whether a grant may use a GPU, given what the GPU is in use as."""

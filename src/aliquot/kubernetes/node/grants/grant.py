@@ -64,7 +64,9 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     container was told CDI devices, and not mounts. `minors` are the numbers of its GPUs' device
     nodes when it was made, sorted; None: an older agent made it, which did not record them.
     `copier` are bytes of its memory that its slice lacks so that its memory can leave the GPU
-    (`swap`); 0: it cannot. `capabilities` are those of the driver's files that its container gets,
+    (`swap`); 0: it cannot. `overcommit`: it may take turns with memory, and all slices of its GPU
+    have at most so many times the GPU's memory then (0: as the node says); None: it has what no
+    other slice has. `capabilities` are those of the driver's files that its container gets,
     as its pod says; None: all.
 
     A grant with a `claim` is that of a resource claim, for all containers that name it. Its owner
@@ -85,6 +87,7 @@ class ContainerGrant(msgspec.Struct, frozen=True):
     cdi: bool = False
     minors: tuple[int, ...] | None = None
     copier: int = 0
+    overcommit: float | None = None
     claim: ResourceClaimRef | None = None
     capabilities: tuple[str, ...] | None = None
 

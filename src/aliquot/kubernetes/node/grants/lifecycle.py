@@ -103,6 +103,7 @@ class ArbiterGrants:
             together=together,
             swap=grant.copier > 0,
             park_after=parking,
+            overcommit=grant.overcommit or 0.0,
         )
 
     async def change(self, grant: ContainerGrant, to: SliceSettings) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.node.grants.allocations import NodeAllocations
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
+from aliquot.kubernetes.node.grants.swap import overcommit_asked
 from aliquot.kubernetes.node.pods import PodContainer
 from aliquot.model import Amount, Request, format_bytes
 from aliquot.model.errors import NoCapacityError
@@ -72,7 +73,9 @@ def choose(
     ]
     own = {part.gpu for other in allocations.never_together(grant) for part in other.allocated}
     for some in ([gpu for gpu in usable if gpu.uuid in own], usable):
-        found = choose_gpus(asked, [_candidate(allocations, gpus, grant, gpu) for gpu in some])
+        found = choose_gpus(
+            asked, [_candidate(allocations, gpus, grant, request, gpu) for gpu in some]
+        )
         if found is not None:
             return tuple(gpu.uuid for gpu in found)
     figures = "; ".join(_free_text(allocations, gpu) for gpu in allocations.gpus.values())
@@ -82,6 +85,7 @@ def choose(
 def with_planned_pods(allocations: NodeAllocations, pods: Iterable[GpuPod]) -> NodeAllocations:
     """A copy of the allocations, with what the plans of pods that have not started say."""
     after = NodeAllocations(allocations.gpus.values(), allocations.shares, allocations.saved())
+    after.set_turns(allocations.turns, allocations.fixed)
     for pod in pods:
         if pod.live and pod.pending:
             for grant in _planned_grants(after, pod):
@@ -127,6 +131,7 @@ def _planned_grant(
         device_ids={},
         carrier="",
         reuses=reuses,
+        overcommit=overcommit_asked(request, container.plan),
     )
 
 
@@ -162,16 +167,23 @@ def _is_usable(
 
 
 def _candidate(
-    allocations: NodeAllocations, gpus: Mapping[str, Gpu], grant: ContainerGrant, host: HostGpu
+    allocations: NodeAllocations,
+    gpus: Mapping[str, Gpu],
+    grant: ContainerGrant,
+    request: ContainerRequest,
+    host: HostGpu,
 ) -> Candidate:
     free = allocations.free_for(grant, host.uuid)
     gpu = gpus[host.uuid]
+    beside = max(0, host.memory - allocations.used(host.uuid).memory)
+    asked = request.memory_of(host.memory, allocations.shares)
     return Candidate(
         gpu=gpu,
         bytes_free=free.memory,
         percent_free=free.reserved,
         unused_bytes=max(0, gpu.memory_bytes - gpu.used_bytes),
         holders=allocations.shares - free.containers,
+        excess_bytes=0 if grant.overcommit is None else max(0, asked - beside),
     )
 
 

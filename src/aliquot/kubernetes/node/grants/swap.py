@@ -11,23 +11,84 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.gpunode import OverCommit
 from aliquot.model import format_bytes
 from aliquot.model.request import SwapDefault
+from aliquot.model.units import GIB
+from aliquot.placement.core.overcommit import FIXED_BYTES
 from aliquot.slices.contexts import context_bytes
+from aliquot.slices.turn_room import set_aside
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aliquot.kubernetes.api.plan import ContainerPlan
     from aliquot.kubernetes.api.requests import ContainerRequest
     from aliquot.kubernetes.node.grants.grant import ContainerGrant
+    from aliquot.model import Grant
     from aliquot.model.parking_rule import ParkingRule
     from aliquot.slices.arbiter_status import SharedGpu, Status
+
+MOST_OVERCOMMIT = 10
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSwap:
-    """What a node has for it: memory of the host, 0 for none, and the default of containers."""
+    """What a node has for it: memory of the host, 0 for none, and the default of containers.
+
+    Slices that take turns may have `overcommit` times a GPU's memory together; the label
+    aliquot.io/overcommit of the Node says it before this.
+    """
 
     host_bytes: int = 0
     default: SwapDefault = field(default_factory=SwapDefault)
+    overcommit: float = 1.0
+
+
+def overcommit_of(swap: NodeSwap, labels: Mapping[str, str]) -> tuple[float, str]:
+    """How many times a GPU's memory slices may have, and what is wrong with the Node's label."""
+    if not swap.host_bytes:
+        return 1.0, ""
+    said = labels.get(names.OVERCOMMIT)
+    if said is None:
+        return swap.overcommit, ""
+    try:
+        factor = float(said)
+    except ValueError:
+        factor = 0.0
+    if not 1 <= factor <= MOST_OVERCOMMIT:
+        text = f"the label {names.OVERCOMMIT} of the node is {said!r}: write 1 to {MOST_OVERCOMMIT}"
+        return swap.overcommit, text
+    return factor, ""
+
+
+def overcommit_asked(request: ContainerRequest, plan: ContainerPlan | None) -> float | None:
+    """With what a container may take turns by its plan and its annotation; None: with nothing."""
+    if plan is None or not request.swap or request.alone:
+        return None
+    said = plan.overcommit
+    return said if said is None or said == 0 else max(1.0, said)
+
+
+def node_turns(status: Status) -> OverCommit | None:
+    """What the node's arbiter allows slices that take turns; None if nothing.
+
+    A container counts with all that it asks for, and gives a part of that to what copies its memory
+    (`copier_bytes`): that part stays on the GPU too. So what fits by these figures fits by those of
+    the arbiter, which has the last word.
+    """
+    factor = min((one.overcommit for one in status.gpus), default=1.0)
+    host = min((one.host_limit or 0 for one in status.gpus), default=0)
+    if not (factor > 1 and host):
+        return None
+    stays = FIXED_BYTES + max(_copier(one) for one in status.gpus)
+    used = -(-set_aside(status.grants) // GIB) * GIB  # in steps: each one is written
+    return OverCommit(factor, host, min(host, used), stays)
+
+
+def fixed_bytes(grant: Grant) -> int:
+    """What a grant leaves on its GPU beside its copier, in steps; 0 if it says nothing."""
+    return -(-grant.fixed_bytes // names.MEMORY_UNIT) * names.MEMORY_UNIT
 
 
 class CannotSwapError(Exception):
