@@ -17,9 +17,10 @@ from aliquot.kubernetes.api.node_pods import (
     record_of,
     spec_of,
 )
-from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.api.objects import PODS, GpuNode
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import requests_of
+from aliquot.kubernetes.extender.node_pods import NodePodsWriter
 from kubernetes.builders import make_node, make_pod
 from kubernetes.extender.replica import put_node, put_pod, replica
 from kubernetes.fake_api import FakeApi, as_json, until
@@ -95,6 +96,29 @@ def test_a_gpunode_that_was_made_again_is_written_again() -> None:
             api.delete("gpunodes", "n1")
             put_node(api, make_node("n1"))
             await until(lambda: names(api) == ["a"])
+
+    asyncio.run(run())
+
+
+def test_a_late_write_of_a_leader_before_takes_no_pod_from_an_agent() -> None:
+    """It compared with a version that is no longer the newest."""
+
+    async def run() -> None:
+        api = FakeApi()
+        put_node(api, make_node("n1"))
+        seen = msgspec.convert(api.objects["gpunodes", "", "n1"], GpuNode)
+        async with api.serving(), api.client() as client, asyncio.TaskGroup() as tasks:
+            put_pod(api, make_pod("a", memory=5, node="n1"))
+            async with replica(api, pods_by_gpunode=True):
+                await until(lambda: names(api) == ["a"])
+            api.delete("pods", "a", "ns")
+            before = NodePodsWriter(client, (ALIQUOT,), lambda _: seen, lambda: True)
+            running = tasks.create_task(before.run())
+            before.compare_all(["n1"])
+            tried = writes(api)
+            await until(lambda: writes(api) > tried + 1)
+            running.cancel()
+            assert names(api) == ["a"]
 
     asyncio.run(run())
 

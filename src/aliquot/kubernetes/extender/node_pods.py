@@ -3,7 +3,9 @@
 The writer compares what each GPUNode should have with what it has (a digest), and writes those that
 differ. So it does not matter where it was killed, who has changed an object, or who led before: a
 new leader first lists the pods again. Nobody else writes the `spec`, and the agent writes nothing
-but the `status`, so neither overwrites what the other has written.
+but the `status`, so neither overwrites what the other has written. A write names the version that
+it was compared with: one of a leader before that comes late is refused, and takes no pod from an
+agent that the leader of now has written.
 
 A pod that is new or gone, or whose annotations have changed, is written at once, and what comes to
 the same node within `BATCH_SECONDS` after that with the next write. That a container runs or was
@@ -152,7 +154,9 @@ class NodePodsWriter:
         try:
             await self._write(name)
         except ApiError as error:
-            if not error.not_found:  # else the agent makes it again
+            if error.conflict:  # the agent has written meanwhile
+                self._compare(name, BATCH_SECONDS)
+            elif not error.not_found:  # else the agent makes it again
                 _log.warning("the pods of a node were not written", node=name, why=error.message)
                 self._compare(name, RETRY_SECONDS)
         finally:
@@ -166,7 +170,10 @@ class NodePodsWriter:
         spec = spec_of(self._records.get(name, {}).values())
         if there.spec.pods_digest == spec.pods_digest:
             return
-        patch = {"spec": {"podsDigest": spec.pods_digest, "pods": msgspec.to_builtins(spec.pods)}}
+        patch = {
+            "metadata": {"resourceVersion": there.metadata.resource_version},
+            "spec": {"podsDigest": spec.pods_digest, "pods": msgspec.to_builtins(spec.pods)},
+        }
         self._not_before[name] = time.monotonic() + BATCH_SECONDS
         written = await self._client.patch(GPU_NODES, name, patch)
         if written.spec.pods_digest != spec.pods_digest:
