@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aliquot.kubernetes.api.client import Client
-    from aliquot.kubernetes.api.node_pods import NodePod, PodRecord
+    from aliquot.kubernetes.api.node_pods import NodePod, NodePodsSpec, PodRecord
     from aliquot.kubernetes.api.objects import GpuNode
     from aliquot.kubernetes.api.presets import Preset
 
@@ -66,6 +66,7 @@ class NodePodsWriter:
             keep=lambda pod: bool(pod.spec.resource_claims) or asks(pod, presets),
         )
         self._records: dict[str, dict[str, PodRecord]] = {}  # by node and UID, in their order
+        self._specs: dict[str, NodePodsSpec] = {}  # what those are as a `spec`, where it is known
         self._due: dict[str, float] = {}  # when to compare a node
         self._not_before: dict[str, float] = {}
         self._written: dict[str, GpuNode] = {}  # the last answers, until the watch has them
@@ -83,10 +84,12 @@ class NodePodsWriter:
 
     def gpu_node_changed(self, name: str) -> None:
         """A GPUNode may have come, gone or changed."""
-        if self._gpu_node(name) is not None:
-            self._compare(name)
+        there = self._latest(name)
+        if there is not None:
+            if there.spec.pods_digest != self._spec(name).pods_digest:
+                self._compare(name)
             return
-        for known in (self._due, self._not_before, self._written):
+        for known in (self._due, self._not_before, self._written, self._specs):
             known.pop(name, None)
         if not self._records.get(name):
             self._records.pop(name, None)
@@ -126,6 +129,7 @@ class NodePodsWriter:
             return
         uid, node = one.metadata.uid, one.spec.node_name
         records = self._records.setdefault(node, {})
+        self._specs.pop(node, None)
         if now is None:
             records.pop(uid, None)
             self._compare(node)
@@ -136,6 +140,12 @@ class NodePodsWriter:
             self._compare(node)
         elif old != new:
             self._compare(node, LATER_SECONDS)
+
+    def _spec(self, node: str) -> NodePodsSpec:
+        """The `spec` that a node should have."""
+        if node not in self._specs:
+            self._specs[node] = spec_of(self._records.get(node, {}).values())
+        return self._specs[node]
 
     def _compare(self, node: str, seconds: float = 0.0) -> None:
         at = max(time.monotonic() + seconds, self._not_before.get(node, 0.0))
@@ -167,7 +177,7 @@ class NodePodsWriter:
         there = self._latest(name)
         if there is None:
             return
-        spec = spec_of(self._records.get(name, {}).values())
+        spec = self._spec(name)
         if there.spec.pods_digest == spec.pods_digest:
             return
         patch = {
