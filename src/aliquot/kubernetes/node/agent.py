@@ -35,7 +35,7 @@ from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.kubernetes.node.busy import BusyMonitor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
 from aliquot.kubernetes.node.dra.service import DraDriver
-from aliquot.kubernetes.node.gpunode_pods import NOT_WRITTEN, GpuNodePods
+from aliquot.kubernetes.node.gpunode_pods import BEHIND_SECONDS, NOT_WRITTEN, GpuNodePods
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.injection import Injection
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants, Releaser
@@ -132,6 +132,7 @@ class Agent:
             lambda: self.watch.synced,
             with_resource_claims=options.dra or claimed,
             keep_all=options.pods_by_gpunode,
+            behind_seconds=BEHIND_SECONDS if options.pods_by_gpunode else 0.0,
         )
         self.watch = self._make_watch()
         self.recorder = Recorder(client, names.AGENT)

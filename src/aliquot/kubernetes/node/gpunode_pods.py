@@ -2,7 +2,9 @@
 
 The agent then has no right to read pods. It knows less than the kubelet at times:
 
-- A pod may come late, after the kubelet's calls for it: it gets GPUs by the size of these calls.
+- A pod may come after the kubelet's calls for it. They wait for it: without its plan it could get
+  a GPU that its neighbours may not share. After `BEHIND_SECONDS` more than they wait for a watch of
+  pods, it gets GPUs by the size of the calls.
 - While no scheduler leads, nothing changes here. Grants of pods that end meanwhile stay.
 - In a GPUNode that no scheduler has written yet, pods are not missing: none counts as gone. That is
   so on a new node, and after somebody has deleted the object.
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.objects import Pod
     from aliquot.kubernetes.api.watch import OnChange
 
+BEHIND_SECONDS = 4.0
 NOT_WRITTEN = (
     "the scheduler has not written the node's pods into its GPUNode: both need --pods-by-gpunode"
 )

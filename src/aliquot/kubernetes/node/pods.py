@@ -164,7 +164,10 @@ class PodContainer:
 
 
 class NodePods:
-    """The pods that are reported, by UID; perhaps those with ResourceClaims too, or all."""
+    """The pods that are reported, by UID; perhaps those with ResourceClaims too, or all.
+
+    `behind_seconds`: by how much more than a watch of pods the reports may lag behind the kubelet.
+    """
 
     def __init__(
         self,
@@ -173,10 +176,12 @@ class NodePods:
         *,
         with_resource_claims: bool = False,
         keep_all: bool = False,
+        behind_seconds: float = 0.0,
     ) -> None:
         self._presets = presets
         self._synced = synced
         self._keep_all = keep_all
+        self.behind_seconds = behind_seconds
         self._with_resource_claims = with_resource_claims
         self._pods: dict[str, GpuPod] = {}
         self._arrivals = itertools.count()
