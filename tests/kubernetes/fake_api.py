@@ -52,6 +52,7 @@ class Faults:
     garbage: bool = False  # the next line is none
     repeat: int = 0  # how many of the last lines are sent again after the next one
     refuse: Callable[[str, str], int | None] = field(default=lambda _method, _path: None)
+    forbid: Callable[[str, str], bool] = field(default=lambda _token, _path: False)
     budgets: dict[str, str] = field(default_factory=dict)  # of pods that may not be evicted
     grace: float = 0.0  # seconds that a pod with a node takes to end
     unanswered: set[str] = field(default_factory=set)  # paths whose requests get no answer
@@ -192,6 +193,8 @@ class FakeApi:
             return _status(401, "Unauthorized", "Unauthorized")
         if request.url.path in self.faults.unanswered:
             await asyncio.Event().wait()
+        if self.faults.forbid(request.headers.get("authorization", ""), request.url.path):
+            return _status(403, "Forbidden", "no right to this")
         refused = self.faults.refuse(request.method, request.url.path)
         if refused is not None:
             return _status(refused, "Refused", "as the test says")
@@ -385,6 +388,7 @@ class _Where:
 def _selected(one: Json, request: Request) -> bool:
     """These fields, with `=` and `!=`, and one label with `=` are all that is understood."""
     fields = {
+        "metadata.name": one["metadata"]["name"],
         "spec.nodeName": one.get("spec", {}).get("nodeName", ""),
         "spec.driver": one.get("spec", {}).get("driver", ""),
         "status.phase": one.get("status", {}).get("phase", ""),

@@ -71,7 +71,7 @@ def shape_of_schema(schema: dict[str, Any]) -> object:
     """The names of all fields, and which of them must be there."""
     if schema["type"] == "array":
         return [shape_of_schema(schema["items"])]
-    if schema["type"] != "object":
+    if schema["type"] != "object" or "properties" not in schema:
         return None
     must = set(schema.get("required", ()))
     return {

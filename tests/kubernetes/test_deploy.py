@@ -16,6 +16,7 @@ from aliquot.cli.app import app
 from aliquot.kubernetes.api import client
 from aliquot.kubernetes.api.gpunode import GpuNodeStatus
 from aliquot.kubernetes.api.names import PLACEHOLDER, SCHEDULE
+from aliquot.kubernetes.api.node_pods import NodePodsSpec
 from aliquot.kubernetes.api.objects import GPU_NODES
 from aliquot.kubernetes.api.presets import PRESETS
 from aliquot.kubernetes.api.requests import requests_of
@@ -83,6 +84,7 @@ def test_helm_finds_nothing_wrong_with_the_chart(helm: None) -> None:
         ("scheduler.tls.certManager=true",),
         ("node.dra=true",),
         ("node.dra=true", "scheduler.resourceClaims=true"),
+        ("node.readsPods=false",),
         ("scheduler.tls.serverSecret=a", "scheduler.tls.clientSecret=b"),
         ("serviceMonitor.enabled=true", "prometheusRule.enabled=true", "openshift=true"),
     ],
@@ -119,6 +121,24 @@ def test_resource_claims_are_allocated_by_aliquot_only_where_a_value_says_so(hel
     assert parts("scheduler.resourceClaims=true") == (True, True, rights)
     with pytest.raises(chart.HelmError, match=r"needs node\.dra"):
         chart.render("scheduler.resourceClaims=true")
+
+
+def test_agents_have_no_right_to_pods_where_the_scheduler_writes_them(helm: None) -> None:
+    def rights(*values: str) -> tuple[set[str], set[str], list[bool]]:
+        objects = chart.objects(chart.render("node.dra=true", *values))
+        agent = find(objects, "ClusterRole", "aliquot-node")["rules"]
+        scheduler = find(objects, "ClusterRole", "aliquot-scheduler")["rules"]
+        programs = ("DaemonSet", "aliquot-node"), ("Deployment", "aliquot-scheduler")
+        return (
+            {name for one in agent if "get" in one["verbs"] for name in one["resources"]},
+            {verb for one in scheduler if "gpunodes" in one["resources"] for verb in one["verbs"]},
+            ["--pods-by-gpunode" in container_of(find(objects, *one))["args"] for one in programs],
+        )
+
+    others, follow = {"nodes", "resourceslices", "resourceclaims"}, {"get", "list", "watch"}
+    assert rights() == ({*others, "pods"}, follow, [False, False])
+    without = {*others, "gpunodes"}, {*follow, "patch"}, [True, True]
+    assert rights("node.readsPods=false") == without
 
 
 def test_kube_scheduler_and_extender_identify_themselves_to_each_other(helm: None) -> None:
@@ -362,7 +382,8 @@ def test_the_manifest_has_no_key_in_it(manifest: chart.Objects) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"), [("DaemonSet", "aliquot-node"), ("Deployment", "aliquot-scheduler")]
 )
-def test_every_option_that_is_given_exists(manifest: chart.Objects, kind: str, name: str) -> None:
+def test_every_option_that_is_given_exists(helm: None, kind: str, name: str) -> None:
+    manifest = chart.objects(chart.render("node.readsPods=false"))
     container = container_of(find(manifest, kind, name))
     program, command = container["command"]
     assert program == "aliquot"
@@ -407,6 +428,8 @@ def test_the_custom_resource_has_the_fields_that_the_agent_writes(manifest: char
     assert f"{crd['group']}/{version['name']}" == GPU_NODES.api_version
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]
     assert shape_of_schema(status) == shape_of_type(GpuNodeStatus)
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert shape_of_schema(spec) == shape_of_type(NodePodsSpec)
 
 
 def test_the_custom_resource_has_the_path_of_the_client() -> None:

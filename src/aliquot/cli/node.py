@@ -195,6 +195,14 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
             "`aliquot scheduler --resource-claims`.",
         ),
     ] = False,
+    pods_by_gpunode: Annotated[
+        bool,
+        typer.Option(
+            "--pods-by-gpunode",
+            help="Read no pods of the API server: `aliquot scheduler --pods-by-gpunode` writes "
+            "those of this node into its GPUNode.",
+        ),
+    ] = False,
     swap: Annotated[
         bool,
         typer.Option(
@@ -257,6 +265,7 @@ def node(  # noqa: PLR0913, PLR0917 - one for each option
         swap=_node_swap(host_memory, park_after, overcommit, swap=swap),
         dra=dra,
         scheduled=scheduled,
+        pods_by_gpunode=pods_by_gpunode,
     )
     set_up_log()
     if asyncio.run(run_agent(options)):

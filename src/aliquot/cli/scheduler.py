@@ -159,6 +159,13 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
             help="Allocate resource claims on the nodes of agents with --dra --scheduled.",
         ),
     ] = False,
+    pods_by_gpunode: Annotated[
+        bool,
+        typer.Option(
+            "--pods-by-gpunode",
+            help="Write the pods of each node into its GPUNode, for agents with --pods-by-gpunode.",
+        ),
+    ] = False,
 ) -> None:
     """Run the extender that plans GPUs for kube-scheduler.
 
@@ -203,6 +210,7 @@ def scheduler(  # noqa: PLR0913, PLR0917 - one for each option
         ),
         scale_up=scale_up if autoscaler else None,
         resource_claims=resource_claims,
+        pods_by_gpunode=pods_by_gpunode,
     )
     set_up_log()
     uvloop.run(serve(options))

@@ -31,6 +31,7 @@ from aliquot.kubernetes.extender.bind import Binder
 from aliquot.kubernetes.extender.bypass import BypassingPods
 from aliquot.kubernetes.extender.endpoint import EndpointWriter, OwnEndpoint
 from aliquot.kubernetes.extender.metrics import Gauges, Metrics
+from aliquot.kubernetes.extender.node_pods import NodePodsWriter
 from aliquot.kubernetes.extender.planner import Planner
 from aliquot.kubernetes.extender.pods import PodFinder
 from aliquot.kubernetes.extender.serve import Address, TlsFiles, serve_while
@@ -63,7 +64,8 @@ class SchedulerOptions:
     `tls`: files with certificates, or the Secrets of its own; plain HTTP without. `endpoint`: the
     Service that leads to the leader, if that is this replica's business.
     `scheduler_names` are the schedulers that ask this extender, as pods name them.
-    `resource_claims`: it allocates these too.
+    `resource_claims`: it allocates these too. `pods_by_gpunode`: it writes the pods of each node
+    into its GPUNode, for agents that may read no pods.
     """
 
     kubeconfig: Path | None = None
@@ -80,6 +82,7 @@ class SchedulerOptions:
     scheduler_names: tuple[str, ...] = ()
     scale_up: ScaleUpOptions | None = None
     resource_claims: bool = False
+    pods_by_gpunode: bool = False
 
 
 class Scheduler:
@@ -110,7 +113,16 @@ class Scheduler:
             self._pod_changed,
             with_budgets=True,
             resource_claim_changed=self._resource_claim_changed,
+            gpu_node_changed=self._gpu_node_changed,
         )
+        self._node_pods = None
+        if options.pods_by_gpunode:
+            self._node_pods = NodePodsWriter(
+                client,
+                presets,
+                self._watches.gpu_nodes.get,
+                lambda: not self.why_not(),
+            )
         self._elector = Elector(
             client,
             namespace=self._namespace,
@@ -243,6 +255,8 @@ class Scheduler:
                 tasks.create_task(self._scale_up.run())
             if self._allocator is not None:
                 tasks.create_task(self._allocator.run())
+            if self._node_pods is not None:
+                tasks.create_task(self._node_pods.run())
             tasks.create_task(self._take_part())
             if self._endpoint is not None:
                 tasks.create_task(self._endpoint.run())
@@ -273,6 +287,10 @@ class Scheduler:
         """The phase of a gang whose pods ask by resource claims, and why; None for all others."""
         return None if self._allocator is None else self._allocator.gang_verdict(key)
 
+    def _gpu_node_changed(self, name: str) -> None:
+        if self._node_pods is not None:
+            self._node_pods.gpu_node_changed(name)
+
     def _leads(self, leading: bool) -> None:  # noqa: FBT001 - the callback's form
         self._loaded = False
         if self._loading is not None:
@@ -291,6 +309,9 @@ class Scheduler:
         backoff = Backoff()
         while not await self._gangs.load():
             await asyncio.sleep(backoff.wait())
+        if self._node_pods is not None:
+            await self._node_pods.refresh()
+            self._node_pods.compare_all([name for _, name in self._watches.gpu_nodes.objects])
         self._loaded = True
         self._bypassing.observe_all(self._watches.pods.objects.values())
         pods = len(self._watches.pods.objects)

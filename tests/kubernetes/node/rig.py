@@ -12,14 +12,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager, contextmanager, suppress
+from asyncio import TaskGroup
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import support
 from aliquot.kubernetes.api.admission import RESIZING, AdmittedSize
 from aliquot.kubernetes.api.names import ADMITTED_SIZE
-from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.api.objects import GPU_NODES, PODS, GpuNode
+from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.api.watch import Watch
+from aliquot.kubernetes.extender.node_pods import NodePodsWriter
 from aliquot.model.errors import ArbiterError
 from aliquot.slices import control
 from conftest import aliquot_command
@@ -160,8 +164,7 @@ class Node:
 
     def set_phase(self, pod: Pod, phase: str) -> None:
         one = self.api.objects["pods", pod.metadata.namespace, pod.metadata.name]
-        one["status"] = {"phase": phase}
-        self.api.put("pods", one)
+        self.api.put("pods", {**one, "metadata": {**one["metadata"]}, "status": {"phase": phase}})
 
     async def run(self, pod: Pod) -> None:
         """Bind and admit a pod, and start all its containers once, in their order."""
@@ -243,22 +246,46 @@ class Node:
 
 @asynccontextmanager
 async def a_node(
-    folder: Path, shape: str = "t4:4", shares: int = 2, *, agent: bool = True
+    folder: Path,
+    shape: str = "t4:4",
+    shares: int = 2,
+    *,
+    agent: bool = True,
+    options: tuple[str, ...] = (),
 ) -> AsyncIterator[Node]:
     """A node with a running kubelet and, by default, an agent that serves pods."""
     api = FakeApi()
     api.put("nodes", {"metadata": {"name": NODE}})
-    async with api.serving():
+    async with api.serving(), AsyncExitStack() as parts:
         node = Node(folder, api, shape, shares)
         await node.kubelet.start()
+        if "--pods-by-gpunode" in options:
+            api.faults.forbid = lambda who, path: bool(who) and path.endswith("/pods")
+            await parts.enter_async_context(writing_pods(api))
         try:
             if agent:
-                node.start_agent()
+                node.start_agent(*options)
                 await node.ready()
             yield node
         finally:
             node.close()
             await node.kubelet.stop()
+
+
+@asynccontextmanager
+async def writing_pods(api: FakeApi) -> AsyncIterator[None]:
+    """The scheduler's part that writes the pods of nodes into their GPUNodes."""
+    async with api.client() as client, TaskGroup() as tasks:
+        gpu_nodes = Watch(
+            client,
+            GPU_NODES,
+            lambda before, now: writer.gpu_node_changed((now or before or GpuNode()).metadata.name),
+        )
+        writer = NodePodsWriter(client, (ALIQUOT,), gpu_nodes.get, lambda: True)
+        running = [tasks.create_task(one) for one in (gpu_nodes.run(), writer.run())]
+        yield
+        for one in running:
+            one.cancel()
 
 
 def on_node(
@@ -306,6 +333,6 @@ def _kubeconfig(url: str) -> dict[str, Any]:
         "kind": "Config",
         "current-context": "test",
         "clusters": [{"name": "test", "cluster": {"server": url}}],
-        "users": [{"name": "test", "user": {}}],
+        "users": [{"name": "test", "user": {"token": "agent"}}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
     }

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import support
 from aliquot.kubernetes.api.names import MEMORY_UNIT
 from aliquot.kubernetes.api.objects import Pod
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.api.presets import ALIQUOT
 from aliquot.kubernetes.api.requests import requests_of
 from aliquot.kubernetes.node.deviceplugin.allocate import Allocator, Starter
@@ -116,7 +117,7 @@ class Kubelet:
 class Node:
     """The agent's parts that answer Allocate, with nothing around them."""
 
-    def __init__(self, folder: Path, kubelet: Any) -> None:
+    def __init__(self, folder: Path, kubelet: Any, behind_seconds: float = 0.0) -> None:
         made = [support.make_gpu(index, UNITS * MEMORY_UNIT) for index in range(GPUS)]
         gpus = {gpu.uuid: gpu for gpu in made}
         host_gpus = [HostGpu(gpu.uuid, gpu.index, gpu.memory_bytes) for gpu in made]
@@ -124,7 +125,7 @@ class Node:
         allocations = NodeAllocations(host_gpus, 2, checkpoint.load().grants)
         self.saved = SavedAllocations(allocations, checkpoint)
         self.ids = DeviceIds(allocations, resources_of([ALIQUOT]))
-        self.pods = NodePods([ALIQUOT], lambda: True)
+        self.pods = NodePods([ALIQUOT], lambda: True, behind_seconds=behind_seconds)
         self.owners = OwnerConfirmation(self.saved, self.ids, self.pods, kubelet)
         self.messages: list[str] = []
         self.allocator = Allocator(
@@ -351,6 +352,26 @@ def test_a_call_waits_a_second_for_its_pod(tmp_path: Path) -> None:
         assert [grant.owner.pod for grant in node.saved.allocations.grants.values()] == ["a"]
 
     asyncio.run(go())
+
+
+def test_a_call_waits_longer_where_pods_come_later(tmp_path: Path) -> None:
+    """Through the GPUNode; without its plan the pod would get another GPU."""
+
+    async def go() -> None:
+        kubelet = Kubelet(0)
+        node = Node(tmp_path, kubelet, behind_seconds=600.0)
+        last = list(node.saved.allocations.gpus)[-1]
+        plan = Plan({"main": ContainerPlan("sliced", (last,), 6 * MEMORY_UNIT)})
+        pod = make_pod("a", memory=6, annotations={"aliquot.io/plan": plan.encode()})
+        call = asyncio.create_task(kubelet.admit(node, pod))
+        await asyncio.sleep(0)
+        node.pods.observe(None, pod)
+        assert await call
+        (grant,) = node.saved.allocations.grants.values()
+        assert [part.gpu for part in grant.allocated] == [last]
+
+    with patch.object(guess, "WAIT_SECONDS", 0.0):
+        asyncio.run(go())
 
 
 @pytest.mark.parametrize("seed", range(6))  # the order of the calls for memory and compute

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from aliquot.kubernetes.api.node_pods import CAPABILITIES, NodePod
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint
-from aliquot.kubernetes.node.pods import CAPABILITIES, GpuPod, NodePod
+from aliquot.kubernetes.node.pods import GpuPod
 from kubernetes.builders import make_pod
 from kubernetes.node.rig import Node, on_node
 

@@ -12,6 +12,7 @@ import pytest
 
 import support
 from aliquot.kubernetes.api import names
+from aliquot.kubernetes.api.changes import Changes
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import ResourceClaim
 from aliquot.kubernetes.api.dra_parameters import InvalidClaimError
@@ -103,13 +104,18 @@ class FakeClaims:
 
 
 class FakePods:
-    """The node's pods: none has settings of its own."""
+    """The node's pods: most have no settings of their own."""
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
+        self.known: dict[str, GpuPod] = {}
+        self.changes = Changes()
 
-    def get(self, _: str) -> None:
-        return None
+    def get(self, uid: str) -> GpuPod | None:
+        return self.known.get(uid)
+
+    async def wait_change(self, seconds: float) -> bool:
+        return await self.changes.wait(seconds)
 
     def is_gone(self, uid: str) -> bool:
         return uid in self.gone
@@ -134,7 +140,7 @@ class World:
         self._checkpoint = Checkpoint(folder / "node.json")
         self.restart()
 
-    def restart(self, memory: int = 80 * GIB) -> None:
+    def restart(self, memory: int = 80 * GIB, **options: Any) -> None:
         """A new agent, which knows what the checkpoint has; GPUs may have other memory now."""
         data = self._checkpoint.load()
         gpus = [HostGpu(uuid, index, memory) for index, uuid in enumerate((A, B))]
@@ -145,6 +151,7 @@ class World:
             "arbiter": self.arbiter,
             "injection": self.injection,
             "events": self.events,
+            **options,
         }
         self.driver = ClaimGrants(client, NODE, saved=self.saved, forgotten_seconds=0.0, **parts)
 
@@ -202,6 +209,28 @@ def test_a_pod_that_the_agent_does_not_know_yet_holds_gpus_together_with_others(
         world.claims.pod = Pod(Meta(name="pod", namespace="default", uid="new", annotations=notes))
         await world.prepare(world.put(claim("two", result(A))))
         assert None in world.arbiter.together, "another pod of that name"
+
+    asyncio.run(example())
+
+
+def test_without_a_right_to_pods_a_claim_waits_until_its_pod_is_known(world: World) -> None:
+    async def example() -> None:
+        notes = {names.TOGETHER: "ring"}
+        world.claims.pod = Pod(Meta(name="pod", namespace="default", uid="pod", annotations=notes))
+        one = world.put(claim("one", result(A)))
+        world.restart(reads_pods=False, pod_seconds=0.01)
+        with pytest.raises(ClaimRefusedError, match="not in the GPUNode"):
+            await world.prepare(one)
+        assert not world.arbiter.grants
+        world.restart(reads_pods=False, pod_seconds=60.0)
+        waiting = asyncio.create_task(world.prepare(one))
+        await asyncio.sleep(0)
+        world.pods.known["pod"] = GpuPod(world.claims.pod)
+        while not waiting.done():
+            world.pods.changes.notify()
+            await asyncio.sleep(0)
+        await waiting
+        assert world.arbiter.together == {GpuPod(world.claims.pod).together}
 
     asyncio.run(example())
 

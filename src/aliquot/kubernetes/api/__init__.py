@@ -20,6 +20,7 @@
 - `log`: logging on a cluster.
 - `names`: the labels, annotations and component names of Aliquot.
 - `neighbours`: which GPUs a pod may use by UUID, and which pods may be beside it.
+- `node_pods`: the pods of a node as its agent needs them, also in the GPUNode.
 - `objects`: the other objects, with the fields that Aliquot uses.
 - `passes`: looking at everything again whenever something has changed.
 - `plan`: the plan of a pod, an annotation.

@@ -1,9 +1,11 @@
 """The `GPUNode` object: the GPUs of a node and their grants, one object for each node.
 
-Only the node's agent writes it, on change and at most once a second, and once a minute without a
-change, so that `reported` says whether the agent lives. It has a `status` and no `spec`. A pod in
-the `grants` of a GPU uses a part of it, even if its Pod object is gone. The scheduler counts a
-bound pod that no GPUNode reports by its plan.
+Only the node's agent writes its `status`, on change and at most once a second, and once a minute
+without a change, so that `reported` says whether the agent lives. A pod in the `grants` of a GPU
+uses a part of it, even if its Pod object is gone. The scheduler counts a bound pod that no GPUNode
+reports by its plan.
+
+Only the scheduler writes its `spec`, and only if agents read their pods there (`node_pods`).
 """
 
 from __future__ import annotations
@@ -101,6 +103,12 @@ class OverCommit(msgspec.Struct, frozen=True, rename="camel"):
     host_memory: int = 0
     set_aside: int = 0
     stays: int = 0
+
+
+class GpuNodeSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Which pods the scheduler has written for the node's agent; empty: none were ever written."""
+
+    pods_digest: str = ""
 
 
 class GpuNodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

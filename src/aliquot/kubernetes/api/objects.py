@@ -346,6 +346,7 @@ class GpuNode(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
     metadata: Meta = Meta()
     status: gpunode.GpuNodeStatus = gpunode.GpuNodeStatus()
+    spec: gpunode.GpuNodeSpec = gpunode.GpuNodeSpec()
 
 
 class Namespace(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -46,7 +46,8 @@ class ClusterWatches:
 
     `pod_changed` is called with a pod before and after a change, when the view has it already.
     `with_budgets`: PodDisruptionBudgets are watched too, by those who evict.
-    `resource_claim_changed` is called with a resource claim as `pod_changed` with a pod.
+    `resource_claim_changed` is called with a resource claim as `pod_changed` with a pod, and
+    `gpu_node_changed` with the name of a GPUNode, whatever has changed of it.
     """
 
     def __init__(  # noqa: PLR0913 - what it feeds
@@ -58,11 +59,13 @@ class ClusterWatches:
         *,
         with_budgets: bool = False,
         resource_claim_changed: OnChange[ResourceClaim] = lambda _before, _now: None,
+        gpu_node_changed: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._client = client
         self._view = view
         self._changed = changed
         self._pod_changed = pod_changed
+        self._gpu_node_changed = gpu_node_changed
         self.pods = Watch(client, PODS, self._on_pod, fields=LIVE_PODS, keep=view.follows)
         self.nodes = Watch(client, NODES, self._on_node)
         self.gpu_nodes = Watch(client, GPU_NODES, self._on_gpu_node)
@@ -156,6 +159,8 @@ class ClusterWatches:
                 self._changed()
 
     def _on_gpu_node(self, before: GpuNode | None, now: GpuNode | None) -> None:
+        if either := now or before:
+            self._gpu_node_changed(either.metadata.name)
         if before and now and says_the_same(before.status, now.status):
             return  # its agent lives, and nothing has changed
         if one := now or before:

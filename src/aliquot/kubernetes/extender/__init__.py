@@ -8,6 +8,7 @@
 - `endpoint`: the EndpointSlice by which the Service points at the leader.
 - `messages`: the messages between kube-scheduler and the extender.
 - `metrics`: the metrics of the scheduler.
+- `node_pods`: writes the pods of each node into its GPUNode, for agents that may read no pods.
 - `planner`: which node a single pod gets, with which GPUs, and the reasons if none fits.
 - `pods`: pods as the API server has them, whatever a caller says about them.
 - `serve`: the HTTPS server of the process: address, certificate, signals.

@@ -4,6 +4,7 @@
 - `machine`: the agent's options, and the node's driver and GPUs when it starts.
 - `arbiter`: starts the node's arbiter, and starts it again.
 - `pods`: the node's pods that ask for GPUs, and events on them.
+- `gpunode_pods`: those pods out of the node's GPUNode, without a right to read pods.
 - `grants`: what a container gets: allocations, checkpoint, placement, release, resize.
 - `deviceplugin`: the device plugins, by which the kubelet asks for grants.
 - `dra`: the DRA driver, by which it asks for those of resource claims instead.

@@ -28,12 +28,14 @@ from aliquot.kubernetes.api.backoff import Backoff
 from aliquot.kubernetes.api.client import ApiError, connect
 from aliquot.kubernetes.api.events import Recorder
 from aliquot.kubernetes.api.http_server import serve_http
+from aliquot.kubernetes.api.node_pods import NODE_PODS
 from aliquot.kubernetes.api.objects import NODES
 from aliquot.kubernetes.api.watch import Watch
 from aliquot.kubernetes.node.arbiter import ArbiterSupervisor
 from aliquot.kubernetes.node.busy import BusyMonitor
 from aliquot.kubernetes.node.deviceplugin.service import DevicePlugins
 from aliquot.kubernetes.node.dra.service import DraDriver
+from aliquot.kubernetes.node.gpunode_pods import BEHIND_SECONDS, NOT_WRITTEN, GpuNodePods
 from aliquot.kubernetes.node.grants.checkpoint import Checkpoint, SavedAllocations
 from aliquot.kubernetes.node.grants.injection import Injection
 from aliquot.kubernetes.node.grants.lifecycle import ArbiterGrants, Releaser
@@ -49,7 +51,7 @@ from aliquot.kubernetes.node.metrics import (
     node_pages,
 )
 from aliquot.kubernetes.node.parked import ParkingMonitor
-from aliquot.kubernetes.node.pods import NODE_PODS, NodeEvents, NodePods
+from aliquot.kubernetes.node.pods import NodeEvents, NodePods
 from aliquot.kubernetes.node.processes import ProcessMonitor
 from aliquot.kubernetes.node.publish import Publisher, status_of
 from aliquot.kubernetes.node.turns import TurnsMonitor
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
 
     from aliquot.kubernetes.api.client import Client
     from aliquot.kubernetes.api.gpunode import GpuNodeStatus
+    from aliquot.kubernetes.api.node_pods import NodePod
     from aliquot.kubernetes.node.machine import NodeMachine, NodeOptions
     from aliquot.model import Gpu
     from aliquot.slices.arbiter_status import Status
@@ -130,10 +133,10 @@ class Agent:
             options.presets,
             lambda: self.watch.synced,
             with_resource_claims=options.dra or claimed,
+            keep_all=options.pods_by_gpunode,
+            behind_seconds=BEHIND_SECONDS if options.pods_by_gpunode else 0.0,
         )
-        self.watch = Watch(
-            client, NODE_PODS, self.pods.observe, fields=f"spec.nodeName={options.node}"
-        )
+        self.watch = self._make_watch()
         self.recorder = Recorder(client, names.AGENT)
         self.events = NodeEvents(self.recorder, options.node)
         self.supervisor = ArbiterSupervisor(
@@ -179,6 +182,13 @@ class Agent:
         self.saved.listen(self._on_change)
         self.pods.listen(self._wake.set)
 
+    def _make_watch(self) -> Watch[NodePod] | GpuNodePods:
+        """Where the node's pods come from."""
+        node, observe = self.options.node, self.pods.observe
+        if self.options.pods_by_gpunode:
+            return GpuNodePods(self.client, node, observe)
+        return Watch(self.client, NODE_PODS, observe, fields=f"spec.nodeName={node}")
+
     def _make_plugins(self) -> DevicePlugins:
         """Containers ask for grants by the resources of the presets."""
         options = self.options
@@ -212,6 +222,7 @@ class Agent:
             problem=lambda: self._problem,
             metrics=self.metrics,
             scheduled=self.options.scheduled,
+            reads_pods=not self.options.pods_by_gpunode,
         )
 
     async def run(self) -> bool:
@@ -384,7 +395,8 @@ class Agent:
     async def _checks(self) -> dict[str, CheckResult]:
         """What the agent needs to do its work."""
         why = "" if self.requests.registered else self.requests.UNREGISTERED
-        pods = "the API server has not listed the node's pods"
+        not_listed = "the API server has not listed the node's pods"
+        pods = NOT_WRITTEN if self.options.pods_by_gpunode else not_listed
         return {
             "driver": CheckResult(self.health.driver_problem),
             "arbiter": CheckResult(await self._arbiter_problem()),

@@ -77,7 +77,8 @@ class NodeOptions:
     GPUs instead of the known or reported ones. Containers that use no GPU for `idle_seconds` are
     reported; 0: none are. `swap`: for memory that leaves GPUs. `dra`: pods ask by
     ResourceClaims, and not by the resources of `presets`. `scheduled`: Aliquot's scheduler
-    allocates these, and no other one does.
+    allocates these, and no other one does. `pods_by_gpunode`: the agent reads its pods from its
+    GPUNode, where the scheduler writes them, and from nowhere else.
     """
 
     node: str
@@ -101,6 +102,7 @@ class NodeOptions:
     swap: NodeSwap = field(default_factory=NodeSwap)
     dra: bool = False
     scheduled: bool = False
+    pods_by_gpunode: bool = False
 
     @property
     def allocator(self) -> str:

@@ -1,7 +1,7 @@
 """The pods of this node that ask for GPUs, as the API server reports them, and their events.
 
-Until the watch has synced, no pod counts as gone. A pod with an invalid request is kept too, with
-the error.
+They come from a watch of pods, or from the node's GPUNode (`gpunode_pods`). Until that has synced,
+no pod counts as gone. A pod with an invalid request is kept too, with the error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -17,16 +17,8 @@ import structlog
 from aliquot.containers.driver_files import parse_capabilities
 from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.changes import Changes
-from aliquot.kubernetes.api.objects import (
-    NODES,
-    PODS,
-    Container,
-    Meta,
-    Node,
-    Pod,
-    PodSpec,
-    Resource,
-)
+from aliquot.kubernetes.api.node_pods import NodeContainer
+from aliquot.kubernetes.api.objects import NODES, PODS, Meta, Node, Pod
 from aliquot.kubernetes.api.plan import decode_plan
 from aliquot.kubernetes.api.requests import InvalidRequestError, asks, requests_of
 
@@ -38,39 +30,7 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.api.requests import ContainerRequest
 
-CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
-
 _log = structlog.get_logger(__name__)
-
-
-class Variable(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A variable of a container. The API server leaves out an empty value."""
-
-    name: str = ""
-    value: str = ""
-    value_from: dict[str, Any] | None = None
-
-
-class NodeContainer(Container, frozen=True, rename="camel", omit_defaults=True):
-    """A container, with its variables."""
-
-    env: tuple[Variable, ...] = ()
-
-
-class NodePodSpec(PodSpec, frozen=True, rename="camel", omit_defaults=True):
-    """The specification of a pod, with its containers' variables."""
-
-    containers: tuple[NodeContainer, ...] = ()
-    init_containers: tuple[NodeContainer, ...] = ()
-
-
-class NodePod(Pod, frozen=True, rename="camel", omit_defaults=True):
-    """A pod as the agent reads it."""
-
-    spec: NodePodSpec = NodePodSpec()
-
-
-NODE_PODS = Resource(NodePod, "v1", "Pod", "pods")
 
 
 class ContainerRef(msgspec.Struct, frozen=True):
@@ -164,10 +124,8 @@ class GpuPod:
         spec = self.object.spec
         for one in (*spec.init_containers, *spec.containers):
             if one.name == container and isinstance(one, NodeContainer):
-                said = [variable for variable in one.env if variable.name == CAPABILITIES]
-                if not said or said[-1].value_from is not None or "$(" in said[-1].value:
-                    return None
-                return parse_capabilities(said[-1].value)
+                said = one.capabilities
+                return None if said is None else parse_capabilities(said)
         return None
 
     def request(self, container: str) -> ContainerRequest | None:
@@ -206,7 +164,10 @@ class PodContainer:
 
 
 class NodePods:
-    """The pods that the watch reports, by UID; perhaps those with ResourceClaims too."""
+    """The pods that are reported, by UID; perhaps those with ResourceClaims too, or all.
+
+    `behind_seconds`: by how much more than a watch of pods the reports may lag behind the kubelet.
+    """
 
     def __init__(
         self,
@@ -214,9 +175,13 @@ class NodePods:
         synced: Callable[[], bool],
         *,
         with_resource_claims: bool = False,
+        keep_all: bool = False,
+        behind_seconds: float = 0.0,
     ) -> None:
         self._presets = presets
         self._synced = synced
+        self._keep_all = keep_all
+        self.behind_seconds = behind_seconds
         self._with_resource_claims = with_resource_claims
         self._pods: dict[str, GpuPod] = {}
         self._arrivals = itertools.count()
@@ -265,7 +230,7 @@ class NodePods:
 
     def _is_kept(self, pod: Pod) -> bool:
         has_resource_claims = self._with_resource_claims and bool(pod.spec.resource_claims)
-        return has_resource_claims or asks(pod, self._presets)
+        return self._keep_all or has_resource_claims or asks(pod, self._presets)
 
     def _gpu_pod(self, pod: Pod, arrival: int) -> GpuPod:
         try:

@@ -56,6 +56,7 @@ LOOK_SECONDS = 0.05
 LOCKS = 256  # calls about the same claim wait for each other, and rarely those about two claims
 # A pod of a claim is gone for so long, and the kubelet has not unprepared the claim: look it up.
 FORGOTTEN_SECONDS = 60.0
+POD_SECONDS = 5.0  # within which the scheduler writes a new pod into the GPUNode, if it does so
 
 _log = structlog.get_logger(__name__)
 
@@ -78,6 +79,8 @@ class ClaimGrants:
         injection: Injection,
         events: NodeEvents,
         forgotten_seconds: float = FORGOTTEN_SECONDS,
+        reads_pods: bool = True,
+        pod_seconds: float = POD_SECONDS,
     ) -> None:
         self._client = client
         self._node = node
@@ -87,6 +90,8 @@ class ClaimGrants:
         self._injection = injection
         self._events = events
         self._forgotten_seconds = forgotten_seconds
+        self._reads_pods = reads_pods
+        self._pod_seconds = pod_seconds
         self._locks = [asyncio.Lock() for _ in range(LOCKS)]
         self._left_since: dict[str, float] = {}  # by claim: a pod of it is gone
         self._not_made: set[str] = set()  # grants about which the log has it already
@@ -101,6 +106,7 @@ class ClaimGrants:
                 grant = await self._record(claim)
                 self._injection.prepare(grant)
                 devices = self._injection.cdi_devices(grant)
+                await self._wait_pod(grant)
                 await self._arbiter.make(grant, await self._together(grant))
             except InvalidClaimError as error:
                 self._tell(claim, error.reason, error)
@@ -235,7 +241,7 @@ class ClaimGrants:
         """The group of its pod, which the kubelet may know before the watch does."""
         owner = grant.owner
         pod = self._pods.get(owner.uid)
-        if pod is None and owner.pod:
+        if pod is None and owner.pod and self._reads_pods:
             try:
                 found = await self._client.get(PODS, owner.pod, owner.namespace)
             except ApiError as error:
@@ -244,6 +250,17 @@ class ClaimGrants:
             else:
                 pod = GpuPod(found) if found.metadata.uid == owner.uid else None
         return pod.together if pod else None
+
+    async def _wait_pod(self, grant: ContainerGrant) -> None:
+        """Wait for the grant's pod in the GPUNode, if the agent may not ask for it."""
+        owner, deadline = grant.owner, time.monotonic() + self._pod_seconds
+        while not self._reads_pods and owner.pod and self._pods.get(owner.uid) is None:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0 or not await self._pods.wait_change(seconds):
+                raise ClaimRefusedError(
+                    f"pod {owner.namespace}/{owner.pod} is not in the GPUNode of the node yet",
+                    "It is tried again; aliquot scheduler --pods-by-gpunode writes it there.",
+                )
 
     async def _look_up(self, known: ResourceClaimRef) -> None:
         async with self._lock(known.uid):

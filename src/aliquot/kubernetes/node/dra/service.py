@@ -65,6 +65,7 @@ class DraDriver:
         problem: Callable[[], str],
         metrics: CallMetrics,
         scheduled: bool = False,
+        reads_pods: bool = True,
     ) -> None:
         self._node = node
         self._scheduled = scheduled
@@ -80,6 +81,7 @@ class DraDriver:
             arbiter=arbiter,
             injection=injection,
             events=events,
+            reads_pods=reads_pods,
         )
         timed, grants = metrics.timed, self._grants
         self._plugin = DraPlugin(

@@ -164,11 +164,11 @@ class Matcher:
     async def find(
         self, call: AllocateCall, calls: ContainerCalls | None, reused: Sequence[ContainerGrant]
     ) -> PodContainer:
-        """The container of a call; after a second, one of which only the size is known.
+        """The container of a call; after a while, one of which only the size is known.
 
         `reused` are the grants of init containers whose ids the call has.
         """
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS + self._pods.behind_seconds
         while True:
             if found := self._likeliest(call, calls, reused):
                 return found
