@@ -140,7 +140,7 @@ def test_a_pod_that_is_too_large_gets_nothing(short_tmp: Path, *, late: bool) ->
             node.bind(beside)
         with pytest.raises((AdmissionError, grpc.aio.AioRpcError), match="more room than"):
             await node.run(pod)
-        assert "PodTooLarge" in dict(node.events(pod))
+        await node.until(lambda: "PodTooLarge" in dict(node.events(pod)))
         assert not node.grants()
 
     on_such_node(large, short_tmp)

@@ -52,14 +52,26 @@ class Arbiter(ArbiterGrants):
 
 
 @pytest.mark.parametrize(
-    "owner",
-    [ContainerRef(), ContainerRef("other", "ns", "other", "main")],
-    ids=["unknown", "guessed"],
+    ("owner", "confirmed", "behind"),
+    [
+        (ContainerRef(), False, 0.0),
+        (ContainerRef("other", "ns", "other", "main"), False, 0.0),
+        (ContainerRef("p", "ns", "p", "main"), True, 4.0),
+    ],
+    ids=["unknown", "guessed", "missing in an old GPUNode"],
 )
 def test_the_grant_of_a_running_container_stays_while_its_pod_is_not_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: ContainerRef
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: ContainerRef,
+    behind: float,
+    *,
+    confirmed: bool,
 ) -> None:
-    """The scheduler writes its pod later, or not at all while none leads."""
+    """The scheduler writes its pod later, or not at all while none leads.
+
+    A GPUNode is old if node.readsPods was false before, then true, and is false again.
+    """
     proc, gpu = tmp_path / "proc", make_host_gpu(0)
     (proc / "7").mkdir(parents=True)
     (proc / "7" / "cgroup").write_text(f"0::/kubepods/pod{UID}/c1\n")
@@ -72,8 +84,10 @@ def test_the_grant_of_a_running_container_stays_while_its_pod_is_not_known(
     monkeypatch.setattr(lifecycle, "UNKNOWN_SECONDS", -1.0)
     saved = SavedAllocations(NodeAllocations([gpu], 16), Checkpoint(tmp_path / "node.json"))
     grant = make_grant("shared", [gpu], "p", units={SGPU: ["s1"]}, shares=16)
-    saved.allocations.add(msgspec.structs.replace(grant, name=GRANT, owner=owner, confirmed=False))
-    arbiter, pods = Arbiter(tmp_path), NodePods([ALIQUOT], lambda: True)
+    saved.allocations.add(
+        msgspec.structs.replace(grant, name=GRANT, owner=owner, confirmed=confirmed)
+    )
+    arbiter, pods = Arbiter(tmp_path), NodePods([ALIQUOT], lambda: True, behind_seconds=behind)
     releaser = Releaser(saved, pods, arbiter, Owners(saved), processes.mounted_grants)
 
     asyncio.run(releaser.release_ended())

@@ -8,6 +8,7 @@ A grant's GPUs are free again only when its pod is gone or has ended, and its pr
 whatever the kubelet does with the device ids. If the owner is not confirmed, it is confirmed first:
 another pod may be the one that still runs. A grant whose owner cannot be confirmed stays while a
 running container has it: its pod may not be known here yet, or not as long as no scheduler leads.
+So does every grant where pods come through the GPUNode, which may have those of long ago.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class Releaser:
             if not grant.confirmed and self._owners.may_be_confirmed(grant):
                 lingers = True
                 continue
-            if not grant.confirmed:
+            if not grant.confirmed or self._pods.behind_seconds:
                 if mounted is None:
                     mounted = await asyncio.to_thread(self._mounted)
                 if name in mounted or self._saved.allocations.grants.get(name) != grant:
