@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
 from aliquot.kubernetes.api.node_pods import (
     MOST_BYTES,
@@ -18,7 +19,7 @@ from aliquot.kubernetes.api.node_pods import (
     spec_of,
 )
 from aliquot.kubernetes.api.objects import PODS, GpuNode
-from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.api.presets import ALIQUOT, PRESETS, Preset
 from aliquot.kubernetes.api.requests import requests_of
 from aliquot.kubernetes.extender.node_pods import NodePodsWriter
 from kubernetes.builders import make_node, make_pod
@@ -181,9 +182,48 @@ def test_what_is_too_large_is_abridged_and_stays_known() -> None:
     fat["metadata"]["annotations"] = {"aliquot.io/together": "x" * (MOST_BYTES + 1)}
     record = record_of(read(fat), (ALIQUOT,))
     assert (record.name, record.annotations, record.containers) == ("fat", {}, ())
+    assert pod_of(record, "n1").abridged
     notes = {"aliquot.io/together": "x" * 3000}
     many = [PodRecord(f"uid-{number}", "ns", f"p{number}", "", notes) for number in range(500)]
     written = spec_of(many)
     assert {one.uid for one in written.pods} == {one.uid for one in many}
     assert len(msgspec.json.encode(written)) < MOST_BYTES_OF_ALL + (128 << 10)
     assert spec_of(reversed(many[:9])).pods_digest == spec_of(many[:9]).pods_digest
+
+
+def test_large_pods_take_no_room_from_small_ones() -> None:
+    """Neither from those that come later, nor from those of another order in the next leader."""
+    notes = {"aliquot.io/together": "x" * 3900}
+    large = [PodRecord(f"a-{number}", "one", f"p{number}", "", notes) for number in range(400)]
+    small = [
+        PodRecord(f"b-{number}", "two", f"p{number}", "", {"aliquot.io/swap": "true"})
+        for number in range(50)
+    ]
+    for records in ([*large, *small], [*reversed(small), *reversed(large)]):
+        written = spec_of(records)
+        assert {one.namespace for one in written.pods if one.abridged} == {"one"}
+        assert len(msgspec.json.encode(written)) < MOST_BYTES_OF_ALL + (1 << 10)
+    assert spec_of([*large, *small]).pods_digest == spec_of([*small, *large]).pods_digest
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda one: one.name)
+def test_a_record_has_all_annotations_that_requests_are_made_of(preset: Preset) -> None:
+    notes = {
+        preset.models: "A100",
+        preset.not_models: "T4",
+        preset.gpus: "GPU-1",
+        preset.not_gpus: "GPU-2",
+        **{one.name: one.honoured[0] for one in preset.foreign},
+        "aliquot.io/label": "web",
+        "aliquot.io/with": "db",
+        "aliquot.io/apart-from": "batch",
+        "aliquot.io/alone": "false",
+    }
+    pod = as_json(PODS, make_pod("a", memory=5, node="n1"))
+    (main,) = pod["spec"]["containers"]
+    whole = {preset.whole: 1} if preset.per_gpu else {}
+    main["resources"] = {"limits": {preset.memory: 5, **whole}}
+    pod["metadata"]["annotations"] = notes
+    again = pod_of(record_of(read(pod), (preset,)), "n1")
+    assert again.metadata.annotations == notes
+    assert requests_of(again, (preset,)) == requests_of(read(pod), (preset,))

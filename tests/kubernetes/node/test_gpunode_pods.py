@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import grpc
+import pytest
+
 from aliquot.kubernetes.api.names import MEMORY_UNIT
+from aliquot.kubernetes.api.node_pods import MOST_BYTES
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
 from aliquot.kubernetes.node.gpunode_pods import NOT_WRITTEN
 from aliquot.model import Priority
 from kubernetes.builders import container, make_pod
+from kubernetes.node.fake_kubelet import AdmissionError
 from kubernetes.node.rig import NODE, Node, grant_of, on_node, writing_pods
 
 if TYPE_CHECKING:
@@ -16,6 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FLAG = "--pods-by-gpunode"
+
+
+def spec(node: Node) -> dict[str, Any]:
+    return node.api.objects["gpunodes", "", NODE].get("spec", {})  # type: ignore[no-any-return]
 
 
 def on_such_node(
@@ -95,6 +104,46 @@ def test_pods_of_one_size_that_were_mixed_up_are_corrected(short_tmp: Path) -> N
         await node.until(lambda: list(node.holders()) == ["second"])
 
     on_such_node(swapped, short_tmp)
+
+
+def test_a_pod_that_becomes_too_large_keeps_what_it_has(short_tmp: Path) -> None:
+    """Its annotations are then not known: that must not undo them."""
+
+    async def large(node: Node) -> None:
+        notes = {"aliquot.io/priority": "background"}
+        pod = make_pod("a", memory=5, annotations=notes)
+        await node.run(pod)
+        node.set_phase(pod, "Running")
+        node.annotate(pod, memory="10")
+        await node.until(lambda: "Resized" in dict(node.events(pod)))
+        node.annotate(pod, together="x" * MOST_BYTES)
+        await node.until(lambda: spec(node)["pods"][0].get("abridged"))
+        other = make_pod("other", memory=3, annotations=notes)
+        await node.run(other)  # the agent has seen the change before it
+        await node.kubelet.start_container(pod, "main")
+        for one, units in ((pod, 10), (other, 3)):
+            (part,) = node.grants()[grant_of(node, one)].slices
+            assert part.priority is Priority.BACKGROUND
+            assert part.memory_bytes == units * MEMORY_UNIT
+
+    on_such_node(large, short_tmp)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["alone", "beside one of its size"])
+def test_a_pod_that_is_too_large_gets_nothing(short_tmp: Path, *, late: bool) -> None:
+    """Else it would escape what its annotations and the node's defaults say."""
+
+    async def large(node: Node) -> None:
+        notes = {"aliquot.io/priority": "background", "aliquot.io/together": "x" * MOST_BYTES}
+        pod, beside = make_pod("a", memory=5, annotations=notes), make_pod("b", memory=5)
+        if late:
+            node.bind(beside)
+        with pytest.raises((AdmissionError, grpc.aio.AioRpcError), match="more room than"):
+            await node.run(pod)
+        await node.until(lambda: "PodTooLarge" in dict(node.events(pod)))
+        assert not node.grants()
+
+    on_such_node(large, short_tmp)
 
 
 def test_an_init_container_is_told_from_the_others(short_tmp: Path) -> None:

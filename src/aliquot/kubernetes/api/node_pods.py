@@ -5,9 +5,10 @@ node's GPUNode; then the agent needs no right to read pods. A `PodRecord` has on
 uses: names, amounts of GPU resources, annotations of Aliquot, phase and ids of containers. Images,
 commands, volumes, and variables but NVIDIA_DRIVER_CAPABILITIES, are not in it.
 
-An object is limited to 1.5 MiB. So a record has at most `MOST_BYTES`. A pod that needs more, and
-those for which the object has no room, are written without containers and annotations: the agent
-then knows that they are there, and gives them GPUs by the size of the kubelet's calls alone.
+An object is limited to 1.5 MiB. So a record has at most `MOST_BYTES`. A pod that needs more is
+written abridged, without containers and annotations, and so are the largest ones if the object has
+no room for all: no pod can take the room of smaller ones. The agent then knows that they are there,
+starts no new container of them, and leaves running ones as they are.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 MOST_BYTES = 4 << 10
 MOST_BYTES_OF_ALL = 768 << 10
-READ = (  # the annotations that the agent reads
+READ = (  # the annotations that the agent reads, beside those that the presets name
     *(names.POLICY, names.PRIORITY, names.COMPUTE, names.MEMORY, names.ADMITTED_SIZE),
     *(names.GPUS, names.MODELS, names.NOT_MODELS, names.MIN_STRENGTH),
     *(names.GPU_UUIDS, names.NOT_GPU_UUIDS),
+    *(names.LABEL, names.WITH, names.APART_FROM, names.ALONE),
     *(names.SWAP, names.PARK_AFTER, names.TOGETHER, names.PLAN),
 )
 
@@ -77,9 +79,10 @@ class NodePodSpec(PodSpec, frozen=True, rename="camel", omit_defaults=True):
 
 
 class NodePod(Pod, frozen=True, rename="camel", omit_defaults=True):
-    """A pod as the agent reads it."""
+    """A pod as the agent reads it. `abridged`: only that it is there is known, no pod says so."""
 
     spec: NodePodSpec = NodePodSpec()
+    abridged: bool = False
 
 
 NODE_PODS = Resource(NodePod, "v1", "Pod", "pods")
@@ -97,7 +100,7 @@ class ContainerRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
 
 class PodRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A pod. `resource_claims`: it has some."""
+    """A pod. `resource_claims`: it has some. `abridged`: it has no room for the rest."""
 
     uid: str
     namespace: str
@@ -106,11 +109,11 @@ class PodRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     annotations: dict[str, str] = {}
     resource_claims: bool = False
     containers: tuple[ContainerRecord, ...] = ()
+    abridged: bool = False
 
-    @property
-    def abridged(self) -> PodRecord:
+    def shortened(self) -> PodRecord:
         """The record without what has no bound."""
-        return msgspec.structs.replace(self, annotations={}, containers=())
+        return msgspec.structs.replace(self, annotations={}, containers=(), abridged=True)
 
 
 class NodePodsSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -152,20 +155,25 @@ def record_of(pod: NodePod, presets: Sequence[Preset]) -> PodRecord:
         namespace=meta.namespace,
         name=meta.name,
         phase=status.phase,
-        annotations={name: meta.annotations[name] for name in READ if name in meta.annotations},
+        annotations={
+            name: meta.annotations[name] for name in _read(presets) if name in meta.annotations
+        },
         resource_claims=bool(spec.resource_claims),
         containers=tuple(one for one in containers if one.resources),
     )
-    return record if len(msgspec.json.encode(record)) <= MOST_BYTES else record.abridged
+    return record if len(msgspec.json.encode(record)) <= MOST_BYTES else record.shortened()
 
 
 def spec_of(records: Iterable[PodRecord]) -> NodePodsSpec:
-    """The `spec` with these pods; from where there is no more room, they are abridged."""
-    written: list[PodRecord] = []
-    size = 0
-    for record in records:
-        size += len(msgspec.json.encode(record))
-        written.append(record if size <= MOST_BYTES_OF_ALL else record.abridged)
+    """The `spec` with these pods; the largest ones are abridged until there is room."""
+    written = list(records)
+    sizes = [len(msgspec.json.encode(one)) for one in written]
+    size = sum(sizes)
+    for at in sorted(range(len(written)), key=lambda at: (-sizes[at], written[at].uid)):
+        if size <= MOST_BYTES_OF_ALL:
+            break
+        written[at] = written[at].shortened()
+        size -= sizes[at] - len(msgspec.json.encode(written[at]))
     in_order = sorted(written, key=lambda one: one.uid)
     text = msgspec.json.encode(in_order, order="deterministic")
     return NodePodsSpec(hashlib.sha256(text).hexdigest()[:32], tuple(written))
@@ -186,6 +194,7 @@ def pod_of(record: PodRecord, node: str) -> NodePod:
             init_containers=tuple(_restored(one) for one in record.containers if one.init),
             resource_claims=(PodResourceClaim(),) if record.resource_claims else (),
         ),
+        abridged=record.abridged,
         status=PodStatus(
             phase=record.phase,
             container_statuses=tuple(
@@ -193,6 +202,15 @@ def pod_of(record: PodRecord, node: str) -> NodePod:
             ),
         ),
     )
+
+
+def _read(presets: Sequence[Preset]) -> dict[str, None]:
+    """The names of the annotations that the agent reads."""
+    named = [
+        (one.models, one.not_models, one.gpus, one.not_gpus, *(other.name for other in one.foreign))
+        for one in presets
+    ]
+    return dict.fromkeys((*READ, *(name for some in named for name in some)))
 
 
 def _container(

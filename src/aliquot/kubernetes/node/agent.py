@@ -52,7 +52,7 @@ from aliquot.kubernetes.node.metrics import (
 )
 from aliquot.kubernetes.node.parked import ParkingMonitor
 from aliquot.kubernetes.node.pods import NodeEvents, NodePods
-from aliquot.kubernetes.node.processes import ProcessMonitor
+from aliquot.kubernetes.node.processes import ProcessMonitor, mounted_grants
 from aliquot.kubernetes.node.publish import Publisher, status_of
 from aliquot.kubernetes.node.turns import TurnsMonitor
 from aliquot.model.errors import ArbiterError
@@ -163,7 +163,12 @@ class Agent:
         )
         self.requests = self._make_driver() if options.dra else self._make_plugins()
         self.releaser = Releaser(
-            self.saved, self.pods, self.arbiter, self.requests, has_driver=options.dra
+            self.saved,
+            self.pods,
+            self.arbiter,
+            self.requests,
+            mounted_grants,
+            has_driver=options.dra,
         )
         self.processes = ProcessMonitor(self.saved, self.pods, self.events, self.requests.set_pod)
         self.idle = IdleMonitor(self.saved, self.pods, self.events, options.idle_seconds)

@@ -17,7 +17,7 @@ import structlog
 from aliquot.containers.driver_files import parse_capabilities
 from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.changes import Changes
-from aliquot.kubernetes.api.node_pods import NodeContainer
+from aliquot.kubernetes.api.node_pods import NodeContainer, NodePod
 from aliquot.kubernetes.api.objects import NODES, PODS, Meta, Node, Pod
 from aliquot.kubernetes.api.plan import decode_plan
 from aliquot.kubernetes.api.requests import InvalidRequestError, asks, requests_of
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api.plan import ContainerPlan
     from aliquot.kubernetes.api.presets import Preset
     from aliquot.kubernetes.api.requests import ContainerRequest
+
+TOO_LARGE = InvalidRequestError(
+    "PodTooLarge",
+    "its containers with GPUs and their annotations need more room than its node's GPUNode has for"
+    " it, so its node does not know what it asks for",
+    "Shorten its annotations of Aliquot, or split the pod.",
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -102,6 +109,11 @@ class GpuPod:
     def live(self) -> bool:
         """Whether it has not ended."""
         return not self.object.ended
+
+    @property
+    def abridged(self) -> bool:
+        """Whether only that it is there is known: it was too large for the GPUNode."""
+        return isinstance(self.object, NodePod) and self.object.abridged
 
     @property
     def pending(self) -> bool:
@@ -233,6 +245,8 @@ class NodePods:
         return self._keep_all or has_resource_claims or asks(pod, self._presets)
 
     def _gpu_pod(self, pod: Pod, arrival: int) -> GpuPod:
+        if isinstance(pod, NodePod) and pod.abridged:
+            return GpuPod(pod, invalid=TOO_LARGE, arrival=arrival)
         try:
             return GpuPod(pod, requests_of(pod, self._presets), arrival=arrival)
         except InvalidRequestError as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from aliquot.containers.container_edits import GRANT
 from aliquot.kubernetes.node.tenant_files import BoundedCalls, exists_below, is_musl
 from aliquot.model import format_bytes
+from aliquot.slices.state_directory import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +36,11 @@ PROC = Path("/proc")
 _POD = re.compile(
     r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})"
     r"(?:\.slice)?(?:/(?P<container>[^/\n]*))?"
+)
+
+# A line of mountinfo begins: id, parent, device, the mounted folder.
+_MOUNT = re.compile(
+    rf"^\d+ \d+ \S+ \S*/{KEPT}/((?:whole|shared|sliced)-[0-9a-f]{{12}}) ", re.MULTILINE
 )
 
 
@@ -70,6 +76,22 @@ def container_cgroups() -> dict[str, str]:
         if container := cgroup["container"]:
             found[container] = line.split(":", 2)[2]
     return found
+
+
+def mounted_grants() -> frozenset[str]:
+    """The names of the grants that running containers of pods have, whatever is known of the pods.
+
+    The kernel's tables of mounts say it: no tenant's file system is asked.
+    """
+    found: set[str] = set()
+    for pids in first_processes().values():
+        for pid in pids:
+            try:
+                text = (PROC / str(pid) / "mountinfo").read_text("utf-8", "replace")
+            except OSError:
+                continue  # it has ended
+            found.update(_MOUNT.findall(text))
+    return frozenset(found)
 
 
 def sees_same_cgroups(pid: int) -> bool:

@@ -39,7 +39,7 @@ from aliquot.kubernetes.node.grants.swap import (
     describe,
     overcommit_asked,
 )
-from aliquot.kubernetes.node.pods import PodContainer
+from aliquot.kubernetes.node.pods import TOO_LARGE, PodContainer
 from aliquot.model.errors import NoCapacityError
 from aliquot.model.request import SwapDefault
 
@@ -350,12 +350,25 @@ class Starter:
                 " equal share of the compute that is not reserved",
                 warning=False,
             )
-        grant = self._with_capabilities(pod, grant)
+        if pod is not None and pod.abridged:
+            await self._check_made(pod, grant)
+        else:
+            grant = self._with_capabilities(pod, grant)
         self.injection.prepare(grant)
         for other in self.saved.allocations.never_together(grant):
             await self.arbiter.end(other.name)
         grant, parking = await self._with_swap(pod, grant)
         await self.arbiter.make(grant, pod.together if pod else None, parking)
+
+    async def _check_made(self, pod: GpuPod, grant: ContainerGrant) -> None:
+        """AllocateRefusedError if this starts the container of an abridged pod for the first time.
+
+        Without its annotations it would get more than its queue or the node's defaults allow.
+        """
+        status = await self.arbiter.status()
+        if not any(one.name == grant.name for one in status.grants):
+            self.events.pod_event(pod, TOO_LARGE.reason, str(TOO_LARGE))
+            raise AllocateRefusedError(str(TOO_LARGE), reason=TOO_LARGE.reason, pod=pod)
 
     def _with_capabilities(self, pod: GpuPod | None, grant: ContainerGrant) -> ContainerGrant:
         """The grant with the driver's capabilities that its container wants; all if in doubt."""

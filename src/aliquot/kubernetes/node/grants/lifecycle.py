@@ -6,7 +6,9 @@ a container as often as it likes.
 
 A grant's GPUs are free again only when its pod is gone or has ended, and its processes too,
 whatever the kubelet does with the device ids. If the owner is not confirmed, it is confirmed first:
-another pod may be the one that still runs.
+another pod may be the one that still runs. A grant whose owner cannot be confirmed stays while a
+running container has it: its pod may not be known here yet, or not as long as no scheduler leads.
+So does every grant where pods come through the GPUNode, which may have those of long ago.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from aliquot.slices import control, state_directory
 from aliquot.slices.control import SliceChange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from aliquot.kubernetes.node.grants.checkpoint import SavedAllocations
@@ -150,18 +152,21 @@ class Releaser:
     """Ends the grants of pods that have ended, and frees their GPUs.
 
     Grants of resource claims may outlive a pod. If `has_driver`, the DRA driver ends them.
+    `mounted` gives the names of the grants that running containers have.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with
         self,
         saved: SavedAllocations,
         pods: NodePods,
         arbiter: ArbiterGrants,
         owners: OwnerCheck,
+        mounted: Callable[[], Collection[str]],
         *,
         has_driver: bool = False,
     ) -> None:
         self._saved = saved
+        self._mounted = mounted
         self._has_driver = has_driver
         self._pods = pods
         self._arbiter = arbiter
@@ -171,6 +176,7 @@ class Releaser:
     async def release_ended(self) -> bool:
         """Release what can be released; True if a grant of an ended pod is still there."""
         lingers = False
+        mounted: Collection[str] | None = None
         for name in list(self._saved.allocations.grants):
             grant = self._saved.allocations.grants.get(name)
             if grant is None or not self._has_ended(grant):
@@ -180,8 +186,13 @@ class Releaser:
                 continue
             if not grant.confirmed and self._owners.may_be_confirmed(grant):
                 lingers = True
-            else:
-                lingers |= not await self._release(grant)
+                continue
+            if not grant.confirmed or self._pods.behind_seconds:
+                if mounted is None:
+                    mounted = await asyncio.to_thread(self._mounted)
+                if name in mounted or self._saved.allocations.grants.get(name) != grant:
+                    continue
+            lingers |= not await self._release(grant)
         return lingers
 
     async def end_orphans(self, status: Status) -> None:

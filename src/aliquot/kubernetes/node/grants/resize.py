@@ -142,7 +142,12 @@ class Resizer:
         }
 
     async def follow(self, pod: GpuPod, name: str) -> None:
-        """Bring one grant to what its pod says; an init container's grant stays as it is."""
+        """Bring one grant to what its pod says; an init container's grant stays as it is.
+
+        So do those of an abridged pod, of whose annotations nothing is known.
+        """
+        if pod.abridged:
+            return
         async with self._lock:
             allocations = self._saved.allocations
             grant = allocations.grants.get(name)

@@ -248,6 +248,8 @@ class Matcher:
             if not (pod.invalid and pod.pending):
                 continue
             granted = self._granted(pod.uid)
+            if pod.abridged and not granted and not pod.object.spec.resource_claims:
+                return AllocateRefusedError(str(pod.invalid), reason=pod.invalid.reason, pod=pod)
             every = (*pod.object.spec.init_containers, *pod.object.spec.containers)
             if any(_asks(one, call) for one in every if one.name not in granted):
                 return AllocateRefusedError(str(pod.invalid), reason=pod.invalid.reason, pod=pod)
