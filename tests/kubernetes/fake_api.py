@@ -56,6 +56,8 @@ class Faults:
     budgets: dict[str, str] = field(default_factory=dict)  # of pods that may not be evicted
     grace: float = 0.0  # seconds that a pod with a node takes to end
     unanswered: set[str] = field(default_factory=set)  # paths whose requests get no answer
+    # Requests that wait, by path, and watches that hear nothing, by "watch" and the plural.
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
 
 
 class FakeApi:
@@ -193,6 +195,8 @@ class FakeApi:
             return _status(401, "Unauthorized", "Unauthorized")
         if request.url.path in self.faults.unanswered:
             await asyncio.Event().wait()
+        if (held := self.faults.held.get(request.url.path)) is not None:
+            await held.wait()
         if self.faults.forbid(request.headers.get("authorization", ""), request.url.path):
             return _status(403, "Forbidden", "no right to this")
         refused = self.faults.refuse(request.method, request.url.path)
@@ -250,6 +254,8 @@ class FakeApi:
         cuts, sent = self._cuts, [b""]
         yield b"\n"
         while self._cuts == cuts:
+            if (held := self.faults.held.get(f"watch {where.plural}")) is not None:
+                await held.wait()
             more = self._more
             for change in self.log[bisect_right(self.log, since, key=attrgetter("version")) :]:
                 since = change.version

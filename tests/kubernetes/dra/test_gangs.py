@@ -465,7 +465,7 @@ def queue(one: World, gpus: int) -> None:
     one.api.put("queues", {"metadata": {"name": "team"}, "spec": spec})
 
 
-def half_allocated(one: World, device: str = "gpu-n1-0-whole") -> None:
+def half_allocated(one: World, device: str = "gpu-n1-0-whole", pods: int = 2) -> None:
     """A gang of two as a leader leaves it that dies between its first and its second write."""
     body = claim("g-0", request("whole"), pod="g-0")
     result = {
@@ -477,8 +477,121 @@ def half_allocated(one: World, device: str = "gpu-n1-0-whole") -> None:
     body["status"] = {"allocation": {"devices": {"results": [result]}}}
     one.api.put("resourceclaims", body)
     one.api.put("resourceclaims", claim("g-1", request("whole"), pod="g-1"))
-    for name in ("g-0", "g-1"):
+    for name in ("g-0", "g-1")[:pods]:
         one.api.put("pods", gang_pod(name, "g", 2, name))
+
+
+def is_waiting(one: World, name: str) -> bool:
+    """Whether the scheduler knows of a gang by now, and so of all changes of pods before."""
+    one.api.put_if_absent("pods", gang_pod(f"{name}-0", name, 2))
+    return phase(one, name) == "Gathering"
+
+
+def test_no_gate_is_opened_if_a_member_is_deleted_while_claims_are_written() -> None:
+    async def play(one: World) -> None:
+        held = one.api.faults.held[status_of("g-1")] = asyncio.Event()
+        gang(one, "g", 2, request("whole"))
+        await until(lambda: ("PATCH", status_of("g-1")) in one.api.requests)
+        one.api.delete("pods", "g-0", "ns")
+        one.api.delete("resourceclaims", "g-0", "ns")
+        await until(lambda: is_waiting(one, "later"))
+        held.set()
+        await until(lambda: one.devices("g-1") or "1 of its 2" in reason(one, "g"))
+        await until(lambda: not one.devices("g-1") and "1 of its 2" in reason(one, "g"))
+        assert one.is_gated("g-1")
+
+    played(play)
+
+
+def test_a_member_whose_claims_come_in_the_middle_of_a_pass_is_not_served_alone() -> None:
+    async def play(one: World) -> None:
+        for name in ("g-0", "g-1"):
+            one.api.put("pods", gang_pod(name, "g", 2, name))
+        await until(lambda: phase(one, "g") == "Gathering" and "claims" in reason(one, "g"))
+        held = one.api.faults.held[status_of("first")] = asyncio.Event()
+        one.ask("first", request("whole"))
+        await until(lambda: ("PATCH", status_of("first")) in one.api.requests)
+        for name in ("g-0", "g-1"):
+            one.api.put("resourceclaims", claim(name, request("whole"), pod=name))
+        opening = "/api/v1/namespaces/ns/pods/first"
+        rest = one.api.faults.held[opening] = asyncio.Event()
+        held.set()
+        await until(lambda: ("PATCH", opening) in one.api.requests)
+        rest.set()
+        await until(lambda: "1 free" in reason(one, "g"))
+        assert ("PATCH", status_of("g-0")) not in one.api.requests
+        assert gates(one, "g-0") == gates(one, "g-1") == [one["name"] for one in GATES]
+
+    played(play)
+
+
+def hold_claims_after_taking_back(one: World, name: str) -> asyncio.Event:
+    """The scheduler does not see claims change from when it takes back an allocation."""
+    held = asyncio.Event()
+
+    def hold(method: str, at: str) -> None:
+        if (method, at) == ("PATCH", status_of(name)):
+            one.api.faults.held["watch resourceclaims"] = held
+
+    one.api.faults.refuse = hold
+    return held
+
+
+async def until_all_are_served(one: World, name: str) -> None:
+    """Wait for a pass over all pods with earlier names that exist now."""
+    late = pod(name, "none")
+    late["status"]["resourceClaimStatuses"] = [{"name": "c0"}]  # it needs none
+    one.api.put("pods", late)
+    await until(lambda: not one.is_gated(name))
+
+
+def test_what_was_taken_back_bars_no_node_if_the_watch_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refusals, "BARRED_SECONDS", refusals.LONGEST_BAR)
+
+    async def play(one: World) -> None:
+        held = hold_claims_after_taking_back(one, "g-0")
+        one.ask("other", request("whole"))
+        await until(lambda: one.devices("other"))
+        (taken,) = one.devices("other")
+        half_allocated(one, "gpu-n1-0-whole" if taken == "gpu-n1-1-whole" else "gpu-n1-1-whole")
+        await until(lambda: not one.devices("g-0"))
+        await until_all_are_served(one, "z")
+        accept(one)
+        one.api.faults.held.clear()
+        held.set()
+        one.api.delete("pods", "other", "ns")
+        one.api.delete("resourceclaims", "other", "ns")
+        await until(lambda: is_started(one, ["g-0", "g-1"]))
+
+    played(play)
+
+
+def test_a_gang_does_not_go_on_with_what_is_being_taken_back() -> None:
+    async def play(one: World) -> None:
+        held = hold_claims_after_taking_back(one, "g-0")
+        half_allocated(one, pods=1)
+        await until(lambda: not one.devices("g-0"))
+        one.api.put("pods", gang_pod("g-1", "g", 2, "g-1"))
+        await until_all_are_served(one, "z")
+        assert one.is_gated("g-0")
+        assert one.is_gated("g-1")
+        accept(one)
+        one.api.faults.held.clear()
+        held.set()
+        await until(lambda: is_started(one, ["g-0", "g-1"]))
+
+    played(play)
+
+
+def test_what_a_gang_has_on_a_node_that_is_gone_is_taken_back() -> None:
+    async def play(one: World) -> None:
+        half_allocated(one)
+        await until(lambda: is_started(one, ["g-0", "g-1"]))
+        assert {one.node(name) for name in ("g-0", "g-1")} == {"n2"}
+
+    played(play, a_node("n2", 2))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -202,16 +202,11 @@ class ResourceClaims:
         one = self._assumed.get(uid)
         return one is not None and not one.written
 
-    def users(self, claim: ResourceClaim) -> set[str]:
-        """The UIDs of pods that are there and have this claim, or that it is reserved for."""
-        found = {one.uid for one in claim.status.reserved_for}
-        for uid, pod in self._pods.items():
-            if pod.metadata.namespace != claim.metadata.namespace:
-                continue
-            mine = (one.claim for one in self.of_pod(pod))
-            if any(one is not None and one.metadata.uid == claim.metadata.uid for one in mine):
-                found.add(uid)
-        return found
+    def claims_of_others(self, uids: Collection[str]) -> set[str]:
+        """The UIDs of all claims that pods have whose UIDs are not among these."""
+        others = (pod for uid, pod in self._pods.items() if uid not in uids)
+        every = (one.claim for pod in others for one in self.of_pod(pod))
+        return {one.metadata.uid for one in every if one is not None}
 
     def on_node(self, node: str) -> Iterator[ResourceClaim]:
         """The claims that are allocated on a node, or about to be."""

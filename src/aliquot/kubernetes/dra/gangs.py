@@ -31,7 +31,7 @@ from aliquot.kubernetes.dra.gang_plan import GangPlan, GangQuestion, plan, units
 from aliquot.kubernetes.gangs.sizes import MemberCount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from aliquot.kubernetes.api.dra import ResourceClaim
     from aliquot.kubernetes.api.objects import Node, Pod
@@ -46,12 +46,15 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.gangs.sizes import SourceSizes
 
 GATES = frozenset({GATE, RESOURCE_CLAIMS_GATE})
+NAMED = 3  # nodes in a message
 MOST_TOLD = 16  # members of a gang that get an event
 BEING_READ = "the resource claims of its pods are being read"
 ENDING = "its pods are ending"
 MISSING = "some resource claims of its pods do not exist yet"
 REFUSED_BY_API = "the API server refused an allocation: it is tried again"
 UNSURE = "the API server did not say whether it wrote an allocation"
+TAKEN_BACK = "its allocations are being taken back"
+CHANGED = "its pods or their resource claims changed while these were allocated"
 MIXED = (
     "some of its pods ask for GPUs by resources and others by resource claims: let all of them ask"
     " in one way"
@@ -152,9 +155,9 @@ class GangAllocator:
         return Phase.GATHERING, BEING_READ
 
     def key_of(self, pod: Pod) -> GangKey | None:
-        """The gang of a pod, if it asks for GPUs by claims."""
+        """The gang of a pod, if it asks for GPUs by claims, or its claims were not seen yet."""
         membership = membership_of(pod)
-        return membership.key if membership is not None and membership.key in self._gangs else None
+        return membership.key if membership and self.verdict(membership.key) is not None else None
 
     # --- each pass --------------------------------------------------------------------------------
 
@@ -229,6 +232,8 @@ class GangAllocator:
     async def _serve(self, gang: _Gang) -> Verdict:
         if any(self._claims.is_unsure(one.metadata.uid) for one in gang.allocated):
             return Phase.WAITING, UNSURE
+        if any(self._writer.is_taking_back(one.metadata.uid) for one in gang.allocated):
+            return self._verdicts.get(gang.pods.key) or (Phase.WAITING, TAKEN_BACK)
         started = bool(gang.pods.active)
         limits = self._limits.gang_limits(gang.pods)
         why_not = self._not_ready(gang, limits, started=started)
@@ -257,6 +262,9 @@ class GangAllocator:
         """Why a gang, or its missing members, cannot be planned; None if they can."""
         if gang.problem is not None:
             return gang.problem
+        gone = sorted(gang.nodes - self._nodes().keys())
+        if gone and not started:
+            return Phase.WAITING, f"it has GPUs on nodes that are gone: {', '.join(gone[:NAMED])}"
         for pod in gang.pods.unbound:
             invalid = gang.asked[pod.metadata.uid].invalid
             if invalid is not None:
@@ -297,7 +305,11 @@ class GangAllocator:
     async def _start(self, gang: _Gang, found: GangPlan) -> Verdict:
         if not await self._writer.allocate(found.places):
             return Phase.WAITING, REFUSED_BY_API
-        await self._open(gang.pods.every)
+        pods = self._workloads.gangs.get(gang.pods.key)
+        after = None if pods is None else self._observe(pods)[0]
+        if after is None or after.problem is not None or after.missing or not _same(after, gang):
+            return Phase.WAITING, CHANGED  # the next pass goes on, or takes back
+        await self._open(after.pods.every)
         return found.phase, found.reason
 
     async def _open(self, members: Iterable[Pod]) -> None:
@@ -308,13 +320,18 @@ class GangAllocator:
 
     async def _take_back(self, gang: _Gang) -> None:
         """Take back what only members without a node have, and none has begun to use."""
-        mine = {one.metadata.uid for one in gang.pods.unbound}
-        unused: Sequence[ResourceClaim] = [
-            one
-            for one in gang.allocated
-            if not one.status.reserved_for and self._claims.users(one) <= mine
-        ]
-        await self._writer.take_back(unused)
+        free = [one for one in gang.allocated if not one.status.reserved_for]
+        if not free:
+            return
+        shared = self._claims.claims_of_others({one.metadata.uid for one in gang.pods.unbound})
+        await self._writer.take_back([one for one in free if one.metadata.uid not in shared])
+
+
+def _same(one: _Gang, other: _Gang) -> bool:
+    """Whether both have the same live members."""
+    live = ({each.metadata.uid for each in gang.pods.unbound} for gang in (one, other))
+    every = ({each.metadata.uid for each in gang.pods.every} for gang in (one, other))
+    return next(live) == next(live) and next(every) == next(every)
 
 
 def _without_gate(pod: Pod) -> Pod:

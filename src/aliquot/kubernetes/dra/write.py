@@ -19,6 +19,7 @@ import structlog
 from aliquot.kubernetes.api.client import ApiError
 from aliquot.kubernetes.api.dra import RESOURCE_CLAIMS
 from aliquot.kubernetes.api.objects import PODS
+from aliquot.kubernetes.cluster import dra
 from aliquot.kubernetes.dra.allocation import NoDeviceError, allocated, devices_of, with_finalizer
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ClaimWriter:
         self._leading = leading
         self._now = now
         self._free = asyncio.Semaphore(AT_ONCE)
-        self._taken_back: set[str] = set()  # UIDs of claims
+        self._taken_back: dict[str, float] = {}  # until when that counts, by the UID of a claim
 
     async def allocate(self, places: Sequence[ClaimPlace]) -> bool:
         """Write what some claims get; whether all of them have it.
@@ -114,10 +115,11 @@ class ClaimWriter:
 
     def took_back(self, uid: str) -> bool:
         """Whether it was this replica that took an allocation back, if nobody has asked yet."""
-        if uid not in self._taken_back:
-            return False
-        self._taken_back.discard(uid)
-        return True
+        return self._taken_back.pop(uid, None) is not None
+
+    def is_taking_back(self, uid: str) -> bool:
+        """Whether an allocation is gone, or may be, that a watch still shows."""
+        return self._now() < self._taken_back.get(uid, 0.0)
 
     # --- one request ------------------------------------------------------------------------------
 
@@ -179,14 +181,15 @@ class ClaimWriter:
         meta = claim.metadata
         same = {"uid": meta.uid, "resourceVersion": meta.resource_version}
         patch = {"metadata": same, "status": {"allocation": None}}
-        self._taken_back.add(meta.uid)  # a watch may report it before the answer comes
+        # A watch may report it before the answer comes.
+        self._taken_back[meta.uid] = self._now() + dra.UNSURE_SECONDS
         try:
             await self._client.patch(
                 RESOURCE_CLAIMS, meta.name, patch, namespace=meta.namespace, sub="status"
             )
         except ApiError as error:
             if not error.passing:
-                self._taken_back.discard(meta.uid)
+                self._taken_back.pop(meta.uid, None)
             if not (error.not_found or error.conflict):
                 _log.info("cannot take an allocation back", claim=meta.name, why=error.message)
 
