@@ -101,7 +101,7 @@ def test_nothing_moves_of_a_container_that_swaps_only_by_the_nodes_default(
         node.start_agent(*HOST, "--overcommit", "2", "--swap")
         await node.ready()
         await node.until(lambda: factor_of(node) == 2)
-        first = make_pod("a", memory=16)
+        first = make_pod("a", memory=8)
         await node.run(first)
         await node.run(planned(node, "b", overcommit=0.0))
         (gpu,) = control.status(node.state).gpus
@@ -229,6 +229,14 @@ def test_a_grant_of_a_strict_queue_bounds_the_others() -> None:
     assert found.turn_room("g") == 40 * GIB
     with pytest.raises(DoesNotFitError):
         found.add(grant("b", 41))
+
+
+def test_a_small_grant_of_a_strict_queue_bounds_the_others_too() -> None:
+    """As the arbiter has it, for all grants that can take turns."""
+    found = allocations(2.0)
+    found.add(grant("a", 2, 1.25))
+    found.add(grant("b", 60))
+    assert found.turn_room("g") == 38 * GIB
 
 
 def test_what_cannot_leave_and_the_host_bound_the_room() -> None:
