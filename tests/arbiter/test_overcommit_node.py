@@ -46,7 +46,7 @@ def test_no_container_that_fits_is_refused_by_the_arbiter(
     """Any mix of slices, some of which end: the arbiter grants all that the allocations let in."""
     chance = random.Random(seed)  # noqa: S311 - the same work each time
     host = chance.choice([40, 120]) * GIB
-    percent = chance.choice([120, 150, 200])
+    percent = chance.choice([120, 150, 200, 400])
     stopped_arbiter.start("--overcommit", str(percent), "--host-memory", str(host))
     directory = stopped_arbiter.state
     status = control.status(directory)
@@ -59,7 +59,7 @@ def test_no_container_that_fits_is_refused_by_the_arbiter(
         assert said is not None
         room = said.host_memory - said.set_aside
         allocations.set_turns(NodeTurns(said.factor, room, said.stays), {})
-        size = chance.randint(8, 280 if chance.random() < 0.5 else 24) * MEMORY_UNIT
+        size = chance.randint(5, 280 if chance.random() < 0.5 else 24) * MEMORY_UNIT
         overcommit = chance.choice([None, 0.0, 0.0, 0.0, 1.1])
         one = grant(f"g{number}", chance.choice([GPU, OTHER_GPU]), size, overcommit)
         if allocations.why_not(one) is None:

@@ -6,15 +6,17 @@ import random
 
 import msgspec
 import numpy as np
+import pytest
 
 from aliquot.kubernetes.api.gpunode import NodeGrant, OverCommit
 from aliquot.kubernetes.api.names import PLAN, SWAP
 from aliquot.kubernetes.api.objects import GpuNode, Pod
-from aliquot.kubernetes.api.presets import ALIQUOT
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan
+from aliquot.kubernetes.api.presets import ALIQUOT, PRESETS, SLOTS
 from aliquot.kubernetes.cluster.cluster import Cluster
 from aliquot.kubernetes.cluster.parts import plan_of
 from aliquot.kubernetes.extender.planner import Planner
-from kubernetes.builders import GIB, make_node, make_pod
+from kubernetes.builders import GIB, container, make_node, make_pod
 from kubernetes.queues.builders import know, make_queue, pod_in
 
 HOST = 512 * GIB
@@ -190,3 +192,75 @@ def test_what_pods_hold_adds_up_in_any_order() -> None:
         assert np.array_equal(mine.bytes_free, theirs.bytes_free)
         assert mine.turns == theirs.turns
     assert held
+
+
+def with_grants(node: GpuNode, *grants: NodeGrant, gpu: int = 0) -> GpuNode:
+    """The same node, with these grants on one of its GPUs."""
+    gpus = list(node.status.gpus)
+    gpus[gpu] = msgspec.structs.replace(gpus[gpu], kind="sliced", grants=grants)
+    return msgspec.structs.replace(
+        node, status=msgspec.structs.replace(node.status, gpus=tuple(gpus))
+    )
+
+
+@pytest.mark.parametrize("said", [1e308, 11.0, 0.5, -1.0])
+def test_a_forged_plan_raises_nothing_and_stops_nobody(said: float) -> None:
+    of = planner(crowded())
+    uuid = of.cluster.nodes["n1"].status.gpus[0].uuid
+    plan = Plan({"main": ContainerPlan("sliced", (uuid,), 60 * GIB, overcommit=said)})
+    notes = {PLAN: plan.encode(), SWAP: "true"}
+    forged = make_pod("a", node="n1", annotations=notes, memory=240)
+    of.cluster.set_pod(forged.metadata.uid, forged)
+    assert bind(of, pod("b", 61)) is None
+    assert (bind(of, pod("b", 60)) is not None) is (said > 1)
+
+
+@pytest.mark.parametrize("said", [1e308, 0.5])
+def test_a_report_that_is_impossible_stops_nobody(said: float) -> None:
+    of = planner(crowded("n2"))
+    grant = NodeGrant("uid-a", "ns", "a", "main", 60 * GIB, overcommit=said)
+    of.cluster.set_node("n1", with_grants(crowded("n1", factor=1e308), grant))
+    first = bind(of, pod("b", 60))
+    assert first is not None
+    assert first.spec.node_name == "n2"
+
+
+def test_a_pod_whose_init_containers_have_slices_takes_no_turns() -> None:
+    """Its agent counts grants that reuse each other's units as what stays on the GPU."""
+    of = planner(crowded(factor=2.0))
+    assert bind(of, pod("a", 60)) is not None
+    for name, gib, fits in (("b", 60, False), ("c", 10, True)):
+        main, first = container(memory=gib * 4), container("init", memory=gib * 2)
+        one = make_pod(name, main, init=(first,), annotations={SWAP: "true"})
+        assert (bind(of, one) is not None) is fits
+    assert bind(of, pod("d", 60)) is not None
+    assert bind(of, pod("e", 31)) is None
+
+
+def test_a_gpu_that_is_full_by_its_containers_is_not_crowded_further() -> None:
+    """A preset whose containers each count: the GPU has as many as it can have."""
+    cluster = Cluster(presets=(ALIQUOT, PRESETS["nvidia"]))
+    node = crowded()
+    grants = (
+        *(NodeGrant(f"uid-{one}", "ns", one, "main", 30 * GIB, overcommit=0.0) for one in "cd"),
+        *(NodeGrant(f"uid-{one}", "ns", f"p{one}", "main", GIB) for one in range(SLOTS - 2)),
+    )
+    cluster.set_node("n1", with_grants(node, *grants))
+    of = Planner(cluster, (ALIQUOT,), overcommit=lambda _: 0.0)
+    assert not of.filter(pod("b", 30), ("n1",)).names
+
+
+def test_the_host_keeps_what_slices_of_an_unhealthy_gpu_need() -> None:
+    of = planner(crowded(gpus=2, factor=2.0, host=80 * GIB))
+    node = with_grants(
+        of.cluster.nodes["n1"],
+        *(NodeGrant(f"uid-{one}", "ns", one, "main", 60 * GIB, overcommit=0.0) for one in "ab"),
+    )
+    of.cluster.set_node("n1", node)
+    assert bind(of, pod("c", 60)) is not None
+    assert bind(of, pod("d", 40)) is None
+    gpus = (msgspec.structs.replace(node.status.gpus[0], healthy=False), node.status.gpus[1])
+    status = msgspec.structs.replace(node.status, gpus=gpus)
+    of.cluster.set_node("n1", msgspec.structs.replace(node, status=status))
+    assert bind(of, pod("d", 40)) is None
+    assert bind(of, pod("d", 20)) is not None

@@ -137,6 +137,7 @@ class Node:
             lambda _pod, _reason, message: self.messages.append(message),
             lambda: False,
             lambda grant: tuple(sorted(gpus[part.gpu].index for part in grant.allocated)),
+            NodeSwap(),
         )
         nothing: Any = Mock()  # what is around the agent's matching of containers
         nothing.follow, nothing.make, nothing.end = AsyncMock(), AsyncMock(), AsyncMock()

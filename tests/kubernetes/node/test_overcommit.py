@@ -11,13 +11,19 @@ from aliquot.kubernetes.api.gpunode import OverCommit
 from aliquot.kubernetes.api.names import MEMORY_UNIT, OVERCOMMIT, PLAN, SWAP
 from aliquot.kubernetes.api.objects import Pod
 from aliquot.kubernetes.api.plan import ContainerPlan, Plan
+from aliquot.kubernetes.api.requests import requests_of
 from aliquot.kubernetes.node.grants.allocations import (
     DoesNotFitError,
     HostGpu,
     NodeAllocations,
 )
 from aliquot.kubernetes.node.grants.grant import ContainerGrant, GpuAllocation, SliceSettings
-from aliquot.kubernetes.node.grants.swap import NodeSwap, overcommit_of
+from aliquot.kubernetes.node.grants.swap import (
+    NodeSwap,
+    node_turns,
+    overcommit_asked,
+    overcommit_of,
+)
 from aliquot.kubernetes.node.pods import ContainerRef
 from aliquot.placement.core.turns import NodeTurns
 from aliquot.slices import control
@@ -86,6 +92,70 @@ def test_a_container_that_may_not_take_turns_keeps_the_wall(short_tmp: Path) -> 
     on_node(wall, short_tmp, shape="t4:1", agent=False)
 
 
+def test_nothing_moves_of_a_container_that_swaps_only_by_the_nodes_default(
+    short_tmp: Path,
+) -> None:
+    """The arbiter can move it, so nobody beside it needs a turn."""
+
+    async def default(node: Node) -> None:
+        node.start_agent(*HOST, "--overcommit", "2", "--swap")
+        await node.ready()
+        await node.until(lambda: factor_of(node) == 2)
+        first = make_pod("a", memory=8)
+        await node.run(first)
+        await node.run(planned(node, "b", overcommit=0.0))
+        (gpu,) = control.status(node.state).gpus
+        assert gpu.granted_bytes <= gpu.gpu.memory_bytes
+        crowding = planned(node, "c", overcommit=0.0)
+        node.bind(crowding)
+        with pytest.raises(AdmissionError):
+            await node.kubelet.admit(crowding)
+        node.end(crowding)
+        node.end(first)
+        await node.until(lambda: len(node.grants()) == 1)
+        await node.run(planned(node, "d", overcommit=0.0))
+
+    on_node(default, short_tmp, shape="t4:1", agent=False)
+
+
+def test_a_container_too_small_to_swap_is_reported_as_one_that_stays(short_tmp: Path) -> None:
+    async def small(node: Node) -> None:
+        node.start_agent(*HOST, "--overcommit", "2")
+        await node.ready()
+        await node.until(lambda: factor_of(node) == 2)
+        gpu = control.status(node.state).gpus[0].gpu.uuid
+        plan = Plan({"main": ContainerPlan("sliced", (gpu,), MEMORY_UNIT, 0, 0.0)})
+        pod = make_pod("a", memory=1, annotations={PLAN: plan.encode(), SWAP: "true"})
+        await node.run(pod)
+        await node.until(lambda: "SwapNotPossible" in dict(node.events(pod)))
+        await node.until(lambda: node.holders().get("a"))
+        (only,) = node.gpunode()["gpus"][0]["grants"]
+        assert only.get("overcommit") is None
+
+    on_node(small, short_tmp, shape="t4:1", agent=False)
+
+
+def test_a_smaller_factor_counts_before_the_arbiter_is_replaced(short_tmp: Path) -> None:
+    async def smaller(node: Node) -> None:
+        node.start_agent(*HOST, "--overcommit", "2")
+        await node.ready()
+        await node.until(lambda: factor_of(node) == 2)
+        status = control.status(node.state)
+        lowered, none = node_turns(status, 1.25), node_turns(status, 1.0)
+        assert lowered is not None
+        assert lowered.factor == 1.25
+        assert none is None
+
+    on_node(smaller, short_tmp, shape="t4:1", agent=False)
+
+
+def test_a_forged_plan_asks_for_no_more_than_a_queue_can() -> None:
+    (request,) = requests_of(make_pod(memory=UNITS, annotations={SWAP: "true"}))
+    for said, counts in ((1e308, 10.0), (-1.0, 1.0), (0.5, 1.0), (0.0, 0.0)):
+        plan = ContainerPlan("sliced", ("g",), UNITS * MEMORY_UNIT, 0, said)
+        assert overcommit_asked(request, plan) == counts
+
+
 def test_the_nodes_label_comes_before_the_option(short_tmp: Path) -> None:
     async def label(node: Node) -> None:
         node.api.put("nodes", {"metadata": {"name": NODE, "labels": {OVERCOMMIT: "1.25"}}})
@@ -104,7 +174,7 @@ def test_what_a_label_says(labels: dict[str, str], factor: float) -> None:
     assert overcommit_of(NodeSwap(GIB, overcommit=1.5), labels) == (factor, "")
 
 
-@pytest.mark.parametrize("label", ["0.5", "much", "nan", "11", ""])
+@pytest.mark.parametrize("label", ["0.5", "much", "nan", "11", "", "1e309", "-1", "1.5x"])
 def test_an_invalid_label_changes_nothing_and_is_named(label: str) -> None:
     found, problem = overcommit_of(NodeSwap(GIB, overcommit=1.5), {OVERCOMMIT: label})
     assert found == 1.5
@@ -159,6 +229,14 @@ def test_a_grant_of_a_strict_queue_bounds_the_others() -> None:
     assert found.turn_room("g") == 40 * GIB
     with pytest.raises(DoesNotFitError):
         found.add(grant("b", 41))
+
+
+def test_a_small_grant_of_a_strict_queue_bounds_the_others_too() -> None:
+    """As the arbiter has it, for all grants that can take turns."""
+    found = allocations(2.0)
+    found.add(grant("a", 2, 1.25))
+    found.add(grant("b", 60))
+    assert found.turn_room("g") == 38 * GIB
 
 
 def test_what_cannot_leave_and_the_host_bound_the_room() -> None:

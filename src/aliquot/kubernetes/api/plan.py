@@ -14,6 +14,7 @@ import msgspec
 from aliquot.kubernetes.api.decode import decode_json
 
 Kind = Literal["whole", "shared", "sliced"]
+MOST_OVERCOMMIT = 10.0  # times the memory of a GPU
 
 
 class ContainerPlan(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,6 +30,14 @@ class ContainerPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     memory: int
     compute: int = 0
     overcommit: float | None = None
+
+
+def possible_overcommit(value: float | None) -> float | None:
+    """What somebody says of turns with memory, as far as that is possible: 0, or 1 to 10.
+
+    Tenants may write plans, and whoever has a node its report.
+    """
+    return value if value is None or value == 0 else min(max(1.0, value), MOST_OVERCOMMIT)
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -171,7 +171,13 @@ def requests_of(pod: Pod, presets: Sequence[Preset] = (ALIQUOT,)) -> tuple[Conta
 
 
 def in_turns(requests: Iterable[ContainerRequest], most: float) -> tuple[ContainerRequest, ...]:
-    """The same requests, those with swap as their queue lets them take turns (`overcommit`)."""
+    """The same requests of a pod, those with swap as their queue lets them take turns.
+
+    None does if init containers have GPUs: containers that get each other's units stay on the GPU.
+    """
+    requests = tuple(requests)
+    if any(one.init for one in requests):
+        return requests
     return tuple(
         replace(one, overcommit=most) if one.swap and not one.alone else one for one in requests
     )

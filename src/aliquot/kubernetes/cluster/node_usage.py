@@ -14,13 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from aliquot.kubernetes.api.plan import MOST_OVERCOMMIT, possible_overcommit
 from aliquot.kubernetes.cluster.hardware import KINDS, milli_of
 from aliquot.kubernetes.cluster.parts import Part
 from aliquot.model import Priority
 from aliquot.model.compute import BUSY_STEPS
 from aliquot.placement.core.allocations import NodeFree
 from aliquot.placement.core.demand import WHOLE_MILLI, Kind
-from aliquot.placement.core.overcommit import FIXED_BYTES
+from aliquot.placement.core.overcommit import COPIES, FIXED_BYTES, TurnSlice
 from aliquot.placement.core.turns import NodeTurns, Swap
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from aliquot.kubernetes.api import plan
     from aliquot.kubernetes.api.gpunode import GpuNodeStatus, NodeGpu
     from aliquot.kubernetes.cluster.parts import Parts
-    from aliquot.placement.core.overcommit import TurnSlice
     from aliquot.placement.core.wishes import Mark
 
 
@@ -119,10 +119,18 @@ class NodeUsage:
         milli, sizes, kinds, holders = zip(*free, strict=True) if free else ((), (), (), ())
         busy = tuple(_busy(gpu, without) for gpu in self._status.gpus)
         return NodeFree(
-            milli, sizes, kinds, holders, self._on_gpus(without), busy, self._turns_on(without)
+            milli,
+            sizes,
+            kinds,
+            holders,
+            self._on_gpus(without),
+            busy,
+            self._turns_on(without, uses, most_holders),
         )
 
-    def _turns_on(self, without: Collection[str]) -> NodeTurns | None:
+    def _turns_on(
+        self, without: Collection[str], uses: _Uses, most_holders: int | None
+    ) -> NodeTurns | None:
         """The slices that take turns with memory; None if none can."""
         turns = self._turns
         if turns is None:
@@ -133,7 +141,15 @@ class NodeUsage:
                 part = turns.slice_of(use.bytes, swaps.get(uuid))
                 if part is not None and uuid in found:
                     found[uuid].append(part)
-        return replace(turns, gpus=tuple(map(tuple, found.values())))
+        host = turns.host or 0
+        for gpu in self._status.gpus:
+            kinds = uses.get(gpu.uuid, {})
+            if _is_full(kinds, most_holders):
+                found[gpu.uuid] = [TurnSlice(0, most=1.0)]
+            if not gpu.healthy:  # nobody else can have it, and what left it is still on the host
+                used = sum(kinds.values(), NOTHING).bytes
+                host -= COPIES * max(0, used - gpu.memory)
+        return replace(turns, host=max(0, host), gpus=tuple(map(tuple, found.values())))
 
     def labels(self, without: Collection[str] = ()) -> set[str]:
         """The labels of pods that use a GPU here, but for the pods of these UIDs."""
@@ -217,7 +233,7 @@ def _reported_parts(status: GpuNodeStatus) -> dict[str, dict[str, list[Part]]]:
                 memory=grant.memory,
                 compute=grant.compute,
                 reserved=0 if background else grant.compute,
-                overcommit=grant.overcommit,
+                overcommit=possible_overcommit(grant.overcommit),
                 fixed=grant.fixed,
             )
             of_pod = found.setdefault(grant.pod_uid, {})
@@ -231,11 +247,14 @@ def _turns_of(status: GpuNodeStatus) -> NodeTurns | None:
     if said is None or not said.factor > 1:
         return None
     host = max(0, said.host_memory - said.set_aside)
-    return NodeTurns(said.factor, host, max(FIXED_BYTES, said.stays))
+    return NodeTurns(min(said.factor, MOST_OVERCOMMIT), host, max(FIXED_BYTES, said.stays))
 
 
 def _swaps(parts: Parts, stays: int) -> _Swaps:
-    """The GPUs on which all containers of a pod take turns: they count as one slice there."""
+    """The GPUs on which all containers of a pod take turns: they count as one slice there.
+
+    Beside an init container none does: the agent counts what reuses its units as what stays.
+    """
     on: dict[str, list[Part]] = {}
     for one in parts:
         for gpu in one.gpus:
@@ -243,7 +262,8 @@ def _swaps(parts: Parts, stays: int) -> _Swaps:
     found: _Swaps = {}
     for gpu, here in on.items():
         most = [one.overcommit for one in here]
-        if None not in most and all(one.kind == "sliced" and not one.alone for one in here):
+        movable = all(one.kind == "sliced" and not (one.alone or one.init) for one in here)
+        if None not in most and movable:
             least = min((one for one in most if one), default=None)
             fixed = sum(max(stays, one.fixed) for one in here)
             found[gpu] = Swap(least, fixed)
@@ -303,6 +323,12 @@ def _busy(gpu: NodeGpu, without: Collection[str]) -> int:
     return min(BUSY_STEPS, sum(one.busy for one in gpu.grants if one.pod_uid not in without))
 
 
+def _is_full(kinds: Mapping[plan.Kind, Use], most_holders: int | None) -> bool:
+    """Whether nobody else can have a GPU, whatever is left of it."""
+    holders = sum(use.holders for use in kinds.values())
+    return "whole" in kinds or (most_holders is not None and holders >= most_holders)
+
+
 def _free(
     gpu: NodeGpu, kinds: Mapping[plan.Kind, Use], most_holders: int | None, least: int | None
 ) -> tuple[int, int, Kind, int]:
@@ -312,8 +338,8 @@ def _free(
     name = "whole" if is_one and len(kinds) == 1 else gpu.kind or max(kinds)
     kind = KINDS[name]  # whole before the others, should kinds be mixed
     use = sum(kinds.values(), NOTHING)
-    if is_one or kind is Kind.WHOLE or (most_holders is not None and use.holders >= most_holders):
-        return 0, 0, kind, use.holders
     left = gpu.memory - use.bytes
     left = left if least is None else max(least, left)
+    if kind is Kind.WHOLE or _is_full(kinds, most_holders):
+        return 0, min(0, left), kind, use.holders
     return max(0, WHOLE_MILLI - use.milli), left, kind, use.holders

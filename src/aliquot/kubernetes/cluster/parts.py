@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api.names import CORE_UNITS, PLAN
-from aliquot.kubernetes.api.plan import ContainerPlan, Plan, decode_plan
+from aliquot.kubernetes.api.plan import ContainerPlan, Plan, decode_plan, possible_overcommit
 from aliquot.kubernetes.api.requests import InvalidRequestError, container_asks, requests_of
 from aliquot.model import MAX_SLICES, Priority
 
@@ -116,13 +116,10 @@ def _part(request: ContainerRequest, plan: ContainerPlan) -> Part:
         units=request.units,
         wishes=request.wishes,
         alone=request.alone,
-        overcommit=_overcommit(plan.overcommit) if request.swap and not request.alone else None,
+        overcommit=None
+        if request.alone or not request.swap
+        else possible_overcommit(plan.overcommit),
     )
-
-
-def _overcommit(value: float | None) -> float | None:
-    """What a plan says, if that is possible: 0, or 1 and more."""
-    return value if value is None or value == 0 else max(1.0, value)
 
 
 def _within(value: int, most: int) -> int:

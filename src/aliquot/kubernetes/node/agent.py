@@ -237,7 +237,7 @@ class Agent:
             loop.add_signal_handler(number, ended.set)
         await self._observe_runtime()
         with suppress(ArbiterError):  # one that outlived the last agent: pods may come at once
-            self.turns.check(await self._ask_arbiter())
+            self.turns.check(await self._ask_arbiter(), self.supervisor.overcommit)
         self.injection.restore(self.saved)  # before the kubelet starts any
         self.health.start()
         pages = node_pages(self.metrics, self.arbiter, self._checks)
@@ -301,7 +301,7 @@ class Agent:
                     self.idle.check(status)
                     self.parked.check(status)
                     self.busy.check(status)
-                    if self.turns.check(status):
+                    if self.turns.check(status, self.supervisor.overcommit):
                         self.requests.notify()
                         self.publisher.change()
                     self.supervisor.check(status)

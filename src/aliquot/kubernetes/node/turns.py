@@ -52,8 +52,12 @@ class TurnsMonitor:
         self._told: frozenset[str] = frozenset()
         self.report = NO_TURNS
 
-    def check(self, status: Status) -> bool:
-        """Follow this status of the arbiter; whether the report has changed."""
+    def check(self, status: Status, most: float) -> bool:
+        """Follow this status of the arbiter; whether the report has changed.
+
+        `most` is the factor that the node shall have: an arbiter with a larger one stays as long as
+        memory is on the host, and new slices have no more already.
+        """
         held = self._saved.allocations.grants
         ours = [one for one in status.grants if one.name in held]
         fixed = {
@@ -61,7 +65,7 @@ class TurnsMonitor:
             for one in ours
             if held[one.name].overcommit is not None
         }
-        said = node_turns(status)
+        said = node_turns(status, most)
         turns = None
         if said is not None:
             turns = NodeTurns(said.factor, said.host_memory - said.set_aside, said.stays)

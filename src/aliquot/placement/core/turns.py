@@ -58,11 +58,16 @@ class NodeTurns:
     gpus: tuple[OnGpu, ...] = ()
 
     def slice_of(self, size: int, swap: Swap | None) -> TurnSlice | None:
-        """What a slice is here; None if it takes no turns."""
-        if swap is None:
+        """What a slice is here; None if it takes no turns, nor bounds those of others.
+
+        The arbiter holds what the queue of a small slice allows too.
+        """
+        if swap is None or (swap.most is None and not self._is_movable(size, swap)):
             return None
-        fixed = max(swap.fixed, self.stays)
-        return TurnSlice(size, fixed, swap.most) if size > fixed else None
+        return TurnSlice(size, max(swap.fixed, self.stays), swap.most)
+
+    def _is_movable(self, size: int, swap: Swap) -> bool:
+        return size > max(swap.fixed, self.stays)
 
     def on(self, gpu: int) -> OnGpu:
         """Those on one GPU."""
@@ -84,7 +89,7 @@ class NodeTurns:
 
     def fits(self, memory: int, free: Sequence[int], gpu: int, size: int, swap: Swap) -> bool:
         """Whether a slice can take turns on a GPU."""
-        if free[gpu] == NO_GPU or self.slice_of(size, swap) is None:
+        if free[gpu] == NO_GPU or not self._is_movable(size, swap):
             return False
         return size <= self.room(memory, free, gpu, swap.most).bytes
 

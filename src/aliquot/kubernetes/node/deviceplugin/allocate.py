@@ -38,6 +38,7 @@ from aliquot.kubernetes.node.grants.swap import (
     copier_bytes,
     describe,
     overcommit_asked,
+    overcommit_here,
 )
 from aliquot.kubernetes.node.pods import TOO_LARGE, PodContainer
 from aliquot.model.errors import NoCapacityError
@@ -77,6 +78,7 @@ class Allocator:
         pod_event: Callable[[GpuPod, str, str], None],
         uses_cdi: Callable[[], bool],
         minors: Callable[[ContainerGrant], tuple[int, ...]],
+        swap: NodeSwap,
     ) -> None:
         self._saved = saved
         self._allocations = saved.allocations
@@ -87,6 +89,7 @@ class Allocator:
         self._pod_event = pod_event
         self._uses_cdi = uses_cdi
         self._minors = minors
+        self._swap = swap
         self._lock = asyncio.Lock()
         self._calls: ContainerCalls | None = None  # of a container that lacks more
         self._not_started: dict[str, float] = {}  # when each grant was last allocated
@@ -241,8 +244,13 @@ class Allocator:
             carrier=self._ids.carrier(container.units),
             reuses=tuple(one.name for one in reused),
             cdi=self._uses_cdi(),
-            overcommit=overcommit_asked(request, container.plan),
+            overcommit=self._overcommit(container),
         )
+
+    def _overcommit(self, container: PodContainer) -> float | None:
+        if self._allocations.turns is None:
+            return overcommit_asked(container.request, container.plan)
+        return overcommit_here(container.request, container.plan, self._swap.default)
 
     def _merge(self, container: PodContainer, before: ContainerGrant, ids: Ids) -> ContainerGrant:
         """One grant for an init container and a container with the same ids: the larger of both.
@@ -358,6 +366,8 @@ class Starter:
         for other in self.saved.allocations.never_together(grant):
             await self.arbiter.end(other.name)
         grant, parking = await self._with_swap(pod, grant)
+        if grant.overcommit is not None and not grant.copier:  # its memory cannot leave the GPU
+            grant = self._with(grant, overcommit=None)
         await self.arbiter.make(grant, pod.together if pod else None, parking)
 
     async def _check_made(self, pod: GpuPod, grant: ContainerGrant) -> None:
@@ -399,10 +409,19 @@ class Starter:
             text = f"{said} has no effect, and its memory stays on the GPU: {error}"
             self.events.pod_event(pod, "SwapNotPossible", text)
             return grant, None
-        grant = msgspec.structs.replace(grant, copier=lacks)
+        grant = self._with(grant, copier=lacks)
+        if request is not None and self.saved.allocations.turns is not None:
+            plan = PodContainer(pod, request).plan  # of its owner, who is confirmed only now
+            turns = overcommit_here(request, plan, self.swap.default)
+            grant = self._with(grant, overcommit=turns)
+        return grant, asked.park_after
+
+    def _with(self, grant: ContainerGrant, **changes: float | None) -> ContainerGrant:
+        """The grant with these changes, saved."""
+        grant = msgspec.structs.replace(grant, **changes)
         with self.saved.changing() as allocations:
             allocations.change(grant)
-        return grant, asked.park_after
+        return grant
 
     def _find(self, resource: str, ids: tuple[str, ...]) -> ContainerGrant | None:
         """The container's grant; None if the call for another of its resources makes it."""

@@ -75,6 +75,7 @@ class DevicePlugins:
             events.pod_event,
             lambda: injection.uses_cdi,
             injection.minors,
+            swap,
         )
         self._starter = Starter(
             saved,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aliquot.kubernetes.api import names
 from aliquot.kubernetes.api.gpunode import OverCommit
+from aliquot.kubernetes.api.plan import MOST_OVERCOMMIT, possible_overcommit
 from aliquot.model import format_bytes
 from aliquot.model.request import SwapDefault
 from aliquot.model.units import GIB
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from aliquot.model.parking_rule import ParkingRule
     from aliquot.slices.arbiter_status import SharedGpu, Status
 
-MOST_OVERCOMMIT = 10
+NO_TURNS = 1.0  # times the memory of a GPU: no slice there needs a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ def overcommit_of(swap: NodeSwap, labels: Mapping[str, str]) -> tuple[float, str
     except ValueError:
         factor = 0.0
     if not 1 <= factor <= MOST_OVERCOMMIT:
-        text = f"the label {names.OVERCOMMIT} of the node is {said!r}: write 1 to {MOST_OVERCOMMIT}"
+        text = (
+            f"the label {names.OVERCOMMIT} of the node is {said!r}: write 1 to {MOST_OVERCOMMIT:g}"
+        )
         return swap.overcommit, text
     return factor, ""
 
@@ -66,18 +69,29 @@ def overcommit_asked(request: ContainerRequest, plan: ContainerPlan | None) -> f
     """With what a container may take turns by its plan and its annotation; None: with nothing."""
     if plan is None or not request.swap or request.alone:
         return None
-    said = plan.overcommit
-    return said if said is None or said == 0 else max(1.0, said)
+    return possible_overcommit(plan.overcommit)
 
 
-def node_turns(status: Status) -> OverCommit | None:
-    """What the node's arbiter allows slices that take turns; None if nothing.
+def overcommit_here(
+    request: ContainerRequest, plan: ContainerPlan | None, default: SwapDefault
+) -> float | None:
+    """The same on a node where slices take turns.
+
+    There the arbiter can move all memory that can leave its GPU. So beside a container that may
+    take no turns, but swaps, nobody needs one: nothing of it moves.
+    """
+    asked = overcommit_asked(request, plan)
+    return NO_TURNS if asked is None and asked_swap(request, default).swap else asked
+
+
+def node_turns(status: Status, most: float = MOST_OVERCOMMIT) -> OverCommit | None:
+    """What the node's arbiter allows slices that take turns, up to `most`; None if nothing.
 
     A container counts with all that it asks for, and gives a part of that to what copies its memory
     (`copier_bytes`): that part stays on the GPU too. So what fits by these figures fits by those of
     the arbiter, which has the last word.
     """
-    factor = min((one.overcommit for one in status.gpus), default=1.0)
+    factor = min([most, *(one.overcommit for one in status.gpus)]) if status.gpus else 1.0
     host = min((one.host_limit or 0 for one in status.gpus), default=0)
     if not (factor > 1 and host):
         return None
