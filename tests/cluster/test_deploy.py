@@ -308,7 +308,7 @@ def test_requests_for_leases_have_a_priority_of_their_own(installed: Cluster) ->
 
 def test_the_columns_say_what_is_free_and_used(installed: Cluster) -> None:
     head, row = installed.kubectl("get", "gpunodes").splitlines()
-    assert head.split()[:6] == ["NAME", "MODEL", "GPUS", "FREE", "USED", "KINDS"]
+    assert head.split()[:7] == ["NAME", "MODEL", "GPUS", "FREE", "USED", "SWAPPED", "KINDS"]
     assert str(GPUS) in row.split()
     reported = row[head.index("REPORTED") :].split()[0]
     assert re.fullmatch(r"\d+s|1m\d*s?", reported), row
