@@ -35,7 +35,7 @@ class ContainerPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 def possible_overcommit(value: float | None) -> float | None:
     """What somebody says of turns with memory, as far as that is possible: 0, or 1 to 10.
 
-    Tenants may write plans, and whoever has a node its report.
+    Tenants may write plans, and an attacker who has a node may write its report.
     """
     return value if value is None or value == 0 else min(max(1.0, value), MOST_OVERCOMMIT)
 
